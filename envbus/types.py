@@ -1,0 +1,270 @@
+"""Shapes that an environment, a client and an evaluation share.
+
+Data that crosses the bus is plain dicts and lists (TypedDicts here say their
+keys); only the client configuration is a validated model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal, NotRequired, Protocol, TypedDict, runtime_checkable
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+Message = dict[str, Any]
+"""One chat message in OpenAI's form: role, content, tool_calls, tool_call_id."""
+Messages = list[Message]
+Info = dict[str, Any]
+SamplingArgs = dict[str, Any]
+RewardFunc = Callable[..., Any]
+"""A reward function, sync or async: a float, or for a group function a list of floats."""
+
+
+class RolloutInput(TypedDict):
+    """One example to roll out. Further keys of the dataset's row are kept."""
+
+    prompt: Messages
+    example_id: int | str
+    answer: NotRequired[str]
+    info: NotRequired[Info]
+    env_id: NotRequired[str]
+    """Set by EnvGroup: which of its environments the example belongs to."""
+
+
+class ErrorInfo(TypedDict):
+    """Why a rollout failed, in text that crosses processes."""
+
+    error: str
+    """Type name of the outermost error."""
+    error_chain_repr: str
+    """``repr`` of each error of the cause chain, outermost first, joined by `` -> ``."""
+    error_chain_str: str
+    """Type names of the chain, joined by `` -> ``."""
+    error_bases: NotRequired[list[str]]
+    """Names of the outermost error's classes, most derived first: retry rules match base classes."""
+    retryable: NotRequired[bool]
+    traceback: NotRequired[str]
+    """The end of the traceback text (bounded)."""
+
+
+class TokenUsage(TypedDict):
+    """Tokens of a rollout's model calls, summed."""
+
+    input_tokens: int
+    output_tokens: int
+
+
+class StepTokens(TypedDict):
+    """Token ids of one model call, when the endpoint returns them (vLLM style)."""
+
+    prompt_ids: list[int]
+    prompt_mask: list[int]
+    completion_ids: list[int]
+    completion_mask: list[int]
+    completion_logprobs: list[float]
+    is_truncated: bool
+
+
+class TrajectoryStep(TypedDict):
+    """One model call of a rollout."""
+
+    prompt: Messages
+    completion: Messages
+    response: dict[str, Any]
+    """The chat completion as the endpoint returned it."""
+    tokens: StepTokens | None
+    reward: float | None
+    advantage: float | None
+    is_truncated: bool
+    trajectory_id: str
+    extras: dict[str, Any]
+
+
+class RolloutTiming(TypedDict):
+    """Wall-clock times of a rollout."""
+
+    start_time: float
+    """Seconds since the epoch."""
+    setup_s: float
+    generation_s: float
+    scoring_s: float
+    model_s: float
+    """Time spent waiting for the model, part of generation_s."""
+    total_s: float
+
+
+class RolloutOutput(TypedDict, total=False):
+    """The serialised outcome of one rollout; state columns are further keys."""
+
+    example_id: int | str
+    prompt: Messages
+    completion: Messages
+    answer: str
+    info: Info
+    env_id: str
+    reward: float | None
+    """None when the rollout failed: a failure is not a reward of 0."""
+    advantage: float | None
+    metrics: dict[str, float]
+    timing: RolloutTiming
+    is_completed: bool
+    is_truncated: bool
+    stop_condition: str | None
+    error: ErrorInfo | None
+    trajectory: list[TrajectoryStep]
+    token_usage: TokenUsage | None
+    tool_defs: list[dict[str, Any]]
+
+
+class GenerateMetadata(TypedDict, total=False):
+    """What a run was and how it went; saved as metadata.json."""
+
+    env_id: str
+    env_args: dict[str, Any]
+    model: str
+    base_url: str
+    num_examples: int
+    rollouts_per_example: int
+    sampling_args: SamplingArgs
+    state_columns: list[str]
+    date: str
+    """ISO 8601, UTC."""
+    time_s: float
+    num_rollouts: int
+    num_failed: int
+    errors_by_type: dict[str, int]
+    num_invalid_rewards: int
+    """Rollouts without error whose reward is NaN or infinite; left out of the means."""
+    avg_reward: float | None
+    """Mean over rollouts that have a finite reward; None when there is none."""
+    std_reward: float | None
+    avg_metrics: dict[str, float]
+    pass_at_k: dict[str, float]
+    pass_threshold: float
+    token_usage: TokenUsage
+    rollout_time_s: dict[str, float]
+    """p50, p90, p99 and max of the rollouts' total time."""
+    group_scoring: bool
+    inputs_sha256: str
+    """Digest of the inputs' ids, prompts and answers: a resume must have the same."""
+    versions: dict[str, str]
+    path_to_save: str | None
+    save_error: str | None
+    """What could not be saved, and why."""
+
+
+class GenerateOutputs(TypedDict):
+    """What generate() and evaluate() return."""
+
+    outputs: list[RolloutOutput]
+    """In input order; failed rollouts are in it with their error."""
+    metadata: GenerateMetadata
+
+
+class EndpointConfig(BaseModel):
+    """One OpenAI-compatible endpoint. Holds the *name* of the key's variable, never the key."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    api_base_url: str = "https://api.openai.com/v1"
+    api_key_var: str | None = "OPENAI_API_KEY"
+    """Environment variable with the key where the model is called; None for an endpoint without keys."""
+    timeout: float = 3600.0
+    """Seconds for one model call."""
+    connect_timeout: float = 5.0
+    """Seconds."""
+    max_connections: int = 1024
+    max_keepalive_connections: int = 256
+    max_retries: int = 5
+    """Tries after the first for connection errors, 408, 409, 429 and 5xx, with jittered backoff."""
+    extra_headers: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("extra_headers")
+    @classmethod
+    def _no_line_breaks(cls, headers: dict[str, str]) -> dict[str, str]:
+        for name, value in headers.items():
+            if not name.strip() or any(c in name + value for c in "\r\n"):
+                raise ValueError(f"extra_headers: {name!r} is not a valid header")
+        return headers
+
+
+class ClientConfig(EndpointConfig):
+    """How a rollout reaches its model; crosses the bus in place of a client object."""
+
+    client_type: Literal["openai_chat_completions"] = "openai_chat_completions"
+    endpoint_configs: tuple[EndpointConfig, ...] = ()
+    """Several endpoints of one model, used round robin, one per group; the fields above are then unused."""
+
+
+@runtime_checkable
+class HostableEnvironment(Protocol):
+    """What a server needs of an environment; see docs/environments.md, "Hosting protocol"."""
+
+    async def run_rollout(
+        self,
+        input: RolloutInput,
+        client: Any,
+        model: str,
+        sampling_args: SamplingArgs | None = None,
+        max_retries: int = 0,
+        state_columns: list[str] | None = None,
+    ) -> RolloutOutput:
+        """Run and score one rollout. A failed rollout is an output with ``error`` set."""
+        ...
+
+    async def run_group(
+        self,
+        group_inputs: list[RolloutInput],
+        client: Any,
+        model: str,
+        sampling_args: SamplingArgs | None = None,
+        max_retries: int = 0,
+        state_columns: list[str] | None = None,
+    ) -> list[RolloutOutput]:
+        """Run rollouts of one example and score them together; outputs in input order."""
+        ...
+
+    @property
+    def requires_group_rollouts(self) -> bool:
+        """Whether scoring needs all rollouts of an example together."""
+        ...
+
+    def eval_examples(self) -> Sequence[Mapping[str, Any]]:
+        """The eval set: a sized sequence of RolloutInput rows; may load data on first use."""
+        ...
+
+    async def close(self) -> None:
+        """Run the teardown hooks, once."""
+        ...
+
+
+class RolloutRunner(Protocol):
+    """Anything that runs rollouts: an environment here, or a client of a served one."""
+
+    async def run_rollout(
+        self,
+        input: RolloutInput,
+        client: Any,
+        model: str,
+        sampling_args: SamplingArgs | None = None,
+        max_retries: int = 0,
+        state_columns: list[str] | None = None,
+    ) -> RolloutOutput:
+        """Run and score one rollout."""
+        ...
+
+    async def run_group(
+        self,
+        group_inputs: list[RolloutInput],
+        client: Any,
+        model: str,
+        sampling_args: SamplingArgs | None = None,
+        max_retries: int = 0,
+        state_columns: list[str] | None = None,
+    ) -> list[RolloutOutput]:
+        """Run rollouts of one example and score them together."""
+        ...
+
+
+RolloutCallback = Callable[[RolloutOutput], None] | Callable[[RolloutOutput], Awaitable[None]]
+"""Called with each output as it finishes."""
