@@ -1,0 +1,1 @@
+"""The bus: connection, subjects, messages, codec, transfers, the embedded nats-server."""

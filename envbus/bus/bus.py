@@ -1,0 +1,67 @@
+"""A bus handle: one connection on one bus thread, shared by everything in a process that uses the same address."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import Future
+
+from envbus.bus.address import BusOptions
+from envbus.bus.connection import Connection
+from envbus.bus.thread import BusThread
+
+_lock = threading.Lock()
+_shared: dict[tuple[int, BusOptions], Bus] = {}
+
+
+class Bus:
+    """A connection to NATS on its own thread.
+
+    Use ``Bus.acquire`` and ``release``: the thread and the connection live as long as anybody uses them.
+    """
+
+    def __init__(self, options: BusOptions) -> None:
+        self.options = options
+        self.thread = BusThread()
+        self._users = 0
+        self._key = (os.getpid(), options)
+        self._opening: Future[None] | None = None
+        self.connection: Connection = self.thread.submit(self._make()).result(10)
+
+    async def _make(self) -> Connection:
+        return Connection(self.options, name=f"envbus-{os.getpid()}")
+
+    @classmethod
+    def acquire(cls, options: BusOptions) -> Bus:
+        """Return this process's bus for an address. Pair with release()."""
+        key = (os.getpid(), options)
+        with _lock:
+            bus = _shared.get(key)
+            if bus is None:
+                bus = _shared[key] = cls(options)
+            bus._users += 1
+            return bus
+
+    def open(self, *, timeout_s: float | None) -> Future[None]:
+        """Connect, once for all users; a failed attempt is made anew by the next.
+
+        Args:
+            timeout_s: See Connection.open; the first caller's counts.
+        """
+        with _lock:
+            failed = self._opening is not None and self._opening.done() and self._opening.exception() is not None
+            if self._opening is None or failed:
+                self._opening = self.thread.submit(self.connection.open(timeout_s=timeout_s))
+            return self._opening
+
+    def release(self) -> None:
+        """Say that this user is done; the last one closes the connection. Blocks for a few seconds at most."""
+        with _lock:
+            self._users -= 1
+            if self._users > 0:
+                return
+            _shared.pop(self._key, None)
+        try:
+            self.thread.submit(self.connection.close()).result(5)
+        finally:
+            self.thread.stop()

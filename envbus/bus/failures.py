@@ -1,0 +1,58 @@
+"""Errors as Failure messages and back: the type is kept where both sides know it."""
+
+from __future__ import annotations
+
+from envbus.bus.messages import Failure
+from envbus.errors import CallError, EnvbusError, RemoteError
+
+MAX_TEXT = 2000
+"""Characters of a message that cross the bus."""
+_CALL_ERRORS: dict[str, type[CallError]] = {cls.code: cls for cls in CallError.__subclasses__()}
+
+
+def to_failure(
+    error: BaseException, *, origin: str, job: str | None = None, attempt: int = 0, server: str | None = None
+) -> Failure:
+    """Describe an error for the other side; never raises, whatever ``str(error)`` does."""
+    return Failure(
+        job=job,
+        attempt=attempt,
+        server=server,
+        code=error.code if isinstance(error, EnvbusError) else RemoteError.code,
+        message=_text(error),
+        retryable=bool(getattr(error, "retryable", False)) if isinstance(error, EnvbusError) else False,
+        origin=origin,
+        causes=_causes(error),
+    )
+
+
+def from_failure(failure: Failure) -> CallError:
+    """Return the error that a Failure describes, as the type with its code, else RemoteError."""
+    cls = _CALL_ERRORS.get(failure.code, RemoteError)
+    message = failure.message
+    if cls is RemoteError and failure.causes:
+        message = f"{failure.causes[0][0]}: {message}"
+    return cls(
+        message,
+        origin=failure.origin or failure.server or "server",
+        causes=tuple(failure.causes),
+        retryable=failure.retryable,
+    )
+
+
+def _causes(error: BaseException) -> list[tuple[str, str]]:
+    chain: list[tuple[str, str]] = []
+    current: BaseException | None = error
+    while current is not None and len(chain) < 10:
+        chain.append((type(current).__name__, _text(current)))
+        current = current.__cause__
+    return chain
+
+
+def _text(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - foreign code; the type name is all that is left
+        text = "unprintable error"
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"

@@ -1,0 +1,394 @@
+"""The wire messages: one pydantic model per kind, packed as one msgpack map each.
+
+Every map has ``v`` (protocol version) and ``t`` (kind). Bodies are opaque bytes
+here, so that reading an envelope never touches a rollout's tokens. Unknown
+fields are ignored; an unknown version is refused by name. See docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from envbus.bus.codec import Limits, decode_map, encode
+from envbus.errors import BadRequestError, DecodeError, ProtocolVersionError
+
+PROTOCOL_VERSION = 1
+WIRE_LIMITS = Limits(max_bytes=64 * 1024 * 1024, max_depth=64, max_nodes=1_000_000)
+"""NATS itself carries at most 64 MiB in one message."""
+
+Id = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]
+"""A job, client or server id: ``secrets.token_hex(16)`` of ours, any such token of others."""
+Encoding = Literal["", "zstd"]
+
+
+class WireMessage(BaseModel):
+    """Base of all wire messages."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+    kind: ClassVar[str]
+
+
+class Parts(BaseModel):
+    """A body that travels in parts instead of on its message."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    size: int = Field(ge=0)
+    """Bytes of the encoded body."""
+    parts: int = Field(ge=1)
+    part_bytes: int = Field(ge=1)
+    """Bytes of each part but the last."""
+    checksum: int = Field(ge=0)
+    """CRC-32 of the encoded body."""
+    encoding: Encoding = ""
+    raw_size: int = Field(ge=0)
+    """Bytes after decompression."""
+
+
+# ---- client to server
+
+
+class Run(WireMessage):
+    """Run a job: pushed to the queue group, or straight to the server that granted."""
+
+    kind = "run"
+    job: Id
+    attempt: int = Field(ge=1)
+    client: Id
+    call: Literal["rollout", "group"]
+    size: int = Field(ge=1, le=100_000)
+    """Slots that the job takes: 1, or the group's size."""
+    start_by: float | None = None
+    """Seconds since the epoch after which the job must not start."""
+    fingerprint: str | None = None
+    """Refuse if the server's differs."""
+    grant: str | None = None
+    encoding: Encoding = ""
+    body: bytes | None = None
+    """The call (see CallBody), or None when ``upload`` says that it comes in parts."""
+    upload: Parts | None = None
+
+
+class Part(WireMessage):
+    """One part of a large input."""
+
+    kind = "part"
+    job: Id
+    client: Id
+    index: int = Field(ge=0)
+    data: bytes
+
+
+class Check(WireMessage):
+    """How are these jobs of mine?"""
+
+    kind = "check"
+    client: Id
+    jobs: list[Id]
+
+
+class Fetch(WireMessage):
+    """Send one part of a held result."""
+
+    kind = "fetch"
+    client: Id
+    job: Id
+    index: int = Field(ge=0)
+
+
+class Cancel(WireMessage):
+    """Stop these jobs and forget them."""
+
+    kind = "cancel"
+    client: Id
+    jobs: list[Id]
+
+
+class Done(WireMessage):
+    """These results are here; let them go."""
+
+    kind = "done"
+    client: Id
+    jobs: list[Id]
+
+
+class Wait(WireMessage):
+    """I have n jobs waiting (0: none any more)."""
+
+    kind = "wait"
+    client: Id
+    n: int = Field(ge=0)
+    priority: int = 0
+    fingerprint: str | None = None
+    """Only servers with this one may grant."""
+
+
+class Pass(WireMessage):
+    """I do not need this grant."""
+
+    kind = "pass"
+    client: Id
+    grant: str
+
+
+class InfoRequest(WireMessage):
+    """What is this env?"""
+
+    kind = "info"
+
+
+class ExamplesRequest(WireMessage):
+    """A page of the eval set."""
+
+    kind = "examples"
+    start: int = Field(0, ge=0)
+    count: int = Field(100, ge=1, le=10_000)
+
+
+class Control(WireMessage):
+    """An operator's order."""
+
+    kind = "control"
+    action: Literal["drain", "stop", "log_level"]
+    level: str | None = None
+
+
+# ---- server to client
+
+
+class Accepted(WireMessage):
+    """The job is mine."""
+
+    kind = "accepted"
+    job: Id
+    attempt: int
+    server: Id
+
+
+class Busy(WireMessage):
+    """Not now."""
+
+    kind = "busy"
+    job: Id
+    attempt: int
+    server: Id
+    reason: Literal["full", "draining", "fingerprint"] = "full"
+
+
+class Result(WireMessage):
+    """A result that fits on its message."""
+
+    kind = "result"
+    job: Id
+    attempt: int
+    server: Id
+    encoding: Encoding = ""
+    body: bytes
+
+
+class Announce(WireMessage):
+    """A result that is held here, to be fetched in parts."""
+
+    kind = "announce"
+    job: Id
+    attempt: int
+    server: Id
+    parts: Parts
+
+
+class Failure(WireMessage):
+    """A job, or any other request, that ended without a result."""
+
+    kind = "failure"
+    job: Id | None = None
+    attempt: int = 0
+    server: Id | None = None
+    code: str
+    message: str
+    retryable: bool = False
+    origin: str = ""
+    causes: list[tuple[str, str]] = []
+
+
+class Status(WireMessage):
+    """Answer to check."""
+
+    kind = "status"
+    server: Id
+    running: list[Id] = []
+    unknown: list[Id] = []
+    done: list[Id] = []
+    """To be fetched: ask for part 0, whose answer tells how many there are."""
+    failed: list[Failure] = []
+
+
+class PartReply(WireMessage):
+    """One part of a held result."""
+
+    kind = "part_reply"
+    job: Id
+    index: int
+    data: bytes
+    parts: Parts
+    """What the whole is."""
+
+
+class Grant(WireMessage):
+    """You may send me one job."""
+
+    kind = "grant"
+    grant: str
+    server: Id
+    ttl_s: float
+
+
+class Ok(WireMessage):
+    """Heard and done."""
+
+    kind = "ok"
+    server: Id
+    state: str = ""
+
+
+class Info(WireMessage):
+    """What an env is."""
+
+    kind = "info_reply"
+    server: Id
+    state: str
+    env: str
+    env_id: str
+    env_args: dict[str, Any] = {}
+    fingerprint: str
+    versions: dict[str, str] = {}
+    requires_group_rollouts: bool | None = None
+    """None while loading."""
+    num_eval_examples: int | None = None
+    max_concurrent: int
+    max_input_bytes: int
+    max_result_bytes: int
+    protocol: int = PROTOCOL_VERSION
+
+
+class ExamplesPage(WireMessage):
+    """A page of the eval set."""
+
+    kind = "examples_page"
+    total: int
+    start: int
+    body: bytes
+    """A msgpack map ``{"examples": [...]}``; fewer than asked for when they would not fit on one message."""
+
+
+class Beat(WireMessage):
+    """A server's heartbeat, once a second."""
+
+    kind = "beat"
+    server: Id
+    env: str
+    state: Literal["loading", "ready", "full", "draining", "stopping", "failed"]
+    error: str | None = None
+    host: str
+    pid: int
+    started_at: float
+    """Seconds since the epoch."""
+    slots: int
+    in_flight: int
+    waiting_clients: int
+    waiting_jobs: int
+    held_results: int
+    held_bytes: int
+    done: int
+    failed: int
+    cancelled: int
+    busy: int
+    loop_lag_s: float
+    """How long the env's loop took to answer, or has not answered yet."""
+    oldest_job_s: float
+    rss_bytes: int
+    versions: dict[str, str]
+    env_id: str
+    fingerprint: str
+    interval_s: float
+
+
+M = TypeVar("M", bound=WireMessage)
+_KINDS: dict[str, type[WireMessage]] = {cls.kind: cls for cls in WireMessage.__subclasses__()}
+
+
+def pack(message: WireMessage) -> bytes:
+    """Return the message as bytes."""
+    fields: dict[str, Any] = {"v": PROTOCOL_VERSION, "t": message.kind}
+    for name, value in message.__dict__.items():
+        if value is not None:
+            fields[name] = _plain(value)
+    return encode(fields)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, WireMessage):
+        return {"t": value.kind} | {k: _plain(v) for k, v in value.__dict__.items() if v is not None}
+    if isinstance(value, BaseModel):
+        return dict(value.__dict__)
+    if isinstance(value, list) and value and isinstance(value[0], BaseModel):
+        return [_plain(item) for item in value]
+    return value
+
+
+def read_map(data: bytes) -> dict[str, Any]:
+    """Return a message's map with its version checked.
+
+    Raises:
+        DecodeError: Not a well-formed map.
+        ProtocolVersionError: A version that this side does not speak.
+    """
+    fields = decode_map(data, limits=WIRE_LIMITS)
+    version = fields.get("v", PROTOCOL_VERSION)
+    if version != PROTOCOL_VERSION:
+        raise ProtocolVersionError(
+            f"the message has protocol version {version!r}, this side speaks {PROTOCOL_VERSION}; upgrade the older side"
+        )
+    return fields
+
+
+def parse_map(fields: dict[str, Any]) -> WireMessage:
+    """Return the message that a map from read_map() describes.
+
+    Raises:
+        BadRequestError: Unknown kind, or fields that do not fit it.
+    """
+    kind = fields.get("t")
+    cls = _KINDS.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        raise BadRequestError(f"unknown message kind {kind!r}")
+    try:
+        return cls.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BadRequestError(f"{kind}: {where}: {first['msg']}") from error
+
+
+def parse(data: bytes) -> WireMessage:
+    """Return the message in these bytes.
+
+    Raises:
+        DecodeError: Not a well-formed map.
+        ProtocolVersionError: A version that this side does not speak.
+        BadRequestError: Unknown kind, or fields that do not fit it.
+    """
+    return parse_map(read_map(data))
+
+
+def parse_as(data: bytes, expected: type[M]) -> M:
+    """Return the message in these bytes, which must be of one kind.
+
+    Raises:
+        DecodeError: It is not.
+    """
+    message = parse(data)
+    if not isinstance(message, expected):
+        raise DecodeError(f"expected {expected.kind}, got {message.kind}")
+    return message

@@ -1,0 +1,455 @@
+"""Addresses of NATS: every source and form, what is refused, and that no secret is ever shown."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import pickle
+import re
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import nats
+import nats.errors
+import pytest
+import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
+from nats.aio.client import Client
+from pydantic import SecretStr, ValidationError
+
+from envbus.bus.address import BusOptions, find_bus_options, resolve_bus_options
+from envbus.bus.embedded import EmbeddedNats
+from envbus.errors import UsageError
+
+SECRET = "s3cr3t-horse"
+SEED = "SUACB3TTJA4LKHG25Z3Y444PQYIB5H27FFFFGMTHGZX7J5R4NUPL7SRDGA"
+NKEY = "UACWOGJWYWMZ4FUCHIAZN5API2I6SG2QIPO5NVQCTNLFOYQR47NL4KCJ"
+CREDS = f"""-----BEGIN NATS USER JWT-----
+abc.def.ghi
+------END NATS USER JWT------
+
+-----BEGIN USER NKEY SEED-----
+{SEED}
+------END USER NKEY SEED------
+"""
+# Of localhost and 127.0.0.1, valid from 2020 to 2120, its own CA; used by nothing but these tests.
+TLS_KEY = """\
+-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgcxvpVyDMIH0txmCm
+qe3NS9bqasEwV4sGUPXdDvl1tDWhRANCAATh/mignMB+c5qjayUp3LAgLSTMF73/
+6xf9XjkZngbhW4/LmXftFTEAVPy7ZSU24NlY30kzT6gcaHHwKbmCBHop
+-----END PRIVATE KEY-----
+"""
+TLS_CERT = """\
+-----BEGIN CERTIFICATE-----
+MIIBazCCARGgAwIBAgIBATAKBggqhkjOPQQDAjAWMRQwEgYDVQQDDAtlbnZidXMg
+dGVzdDAgFw0yMDAxMDEwMDAwMDBaGA8yMTIwMDEwMTAwMDAwMFowFjEUMBIGA1UE
+AwwLZW52YnVzIHRlc3QwWTATBgcqhkjOPQIBBggqhkjOPQMBBwNCAATh/mignMB+
+c5qjayUp3LAgLSTMF73/6xf9XjkZngbhW4/LmXftFTEAVPy7ZSU24NlY30kzT6gc
+aHHwKbmCBHopo04wTDAPBgNVHRMBAf8EBTADAQH/MB0GA1UdDgQWBBSq3C1plO+q
+898I/cRuLrw3MwWiYjAaBgNVHREEEzARgglsb2NhbGhvc3SHBH8AAAEwCgYIKoZI
+zj0EAwIDSAAwRQIhALGGYr7Eu7mHp/QEKxPXKzaiYrJq1b18mexq68urStncAiBz
+p6RjjjYrn7KNJjLysYLcGrTKDOKuzqNwK4ICUfvfzw==
+-----END CERTIFICATE-----
+"""
+
+
+@pytest.fixture(autouse=True)
+def cli_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty configuration directory of the NATS CLI."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    directory = tmp_path / "nats" / "context"
+    directory.mkdir(parents=True)
+    return tmp_path / "nats"
+
+
+@pytest.fixture
+def tls_files(tmp_path: Path) -> tuple[Path, Path]:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    cert.write_text(TLS_CERT)
+    key.write_text(TLS_KEY)
+    return cert, key
+
+
+def write_context(cli_home: Path, name: str, **settings: Any) -> None:
+    (cli_home / "context" / f"{name}.json").write_text(json.dumps(settings))
+
+
+# ---- forms of an address
+
+
+@pytest.mark.parametrize(
+    ("address", "servers"),
+    [
+        ("host", ["nats://host:4222"]),
+        ("host:5222", ["nats://host:5222"]),
+        ("nats://Host.Example/", ["nats://host.example:4222"]),
+        ("tls://host", ["tls://host:4222"]),
+        ("nats://[::1]", ["nats://[::1]:4222"]),
+        ("nats://[::1]:5222", ["nats://[::1]:5222"]),
+        ("a, b:1 ,nats://c", ["nats://a:4222", "nats://b:1", "nats://c:4222"]),
+        (["a", "b,c"], ["nats://a:4222", "nats://b:4222", "nats://c:4222"]),
+        ("ws://host", ["ws://host:80"]),
+        ("wss://host/nats", ["wss://host:443/nats"]),
+    ],
+)
+def test_addresses_are_normalised(address: str | list[str], servers: list[str]) -> None:
+    options = resolve_bus_options(address)
+    assert list(options.servers) == servers
+    assert options.describe() == ", ".join(servers)
+
+
+@pytest.mark.parametrize(
+    ("address", "problem"),
+    [
+        ("http://host:4222", "use nats:// or tls://"),
+        ("nats://", "not of the form"),
+        ("nats://host:port", "not of the form"),
+        ("nats://host:0", "1 to 65535"),
+        ("nats://host:70000", "1 to 65535"),
+        ("nats://host/path", "has no path"),
+        ("nats://ho st", "not of the form"),
+        ("nats://a,tls://b", "mix nats and tls"),
+        ("nats://a,ws://b", "mix nats and ws"),
+        (" , ", "no NATS address"),
+    ],
+)
+def test_malformed_addresses_are_named(address: str, problem: str) -> None:
+    """P58"""
+    with pytest.raises(UsageError, match=problem):
+        resolve_bus_options(address)
+
+
+def test_userinfo_becomes_credentials() -> None:
+    both = resolve_bus_options("nats://bob:p%40ss%2C@a,b")
+    assert (both.user, both.password, both.describe()) == ("bob", SecretStr("p@ss,"), "nats://a:4222, nats://b:4222")
+    assert both.nats_kwargs() == {
+        "servers": ["nats://a:4222", "nats://b:4222"],
+        "inbox_prefix": "_INBOX",
+        "user": "bob",
+        "password": "p@ss,",
+    }
+    assert resolve_bus_options("tok%21en@a").nats_kwargs()["token"] == "tok!en"
+    assert resolve_bus_options("nats://u:p@a,nats://u:p@b").user == "u"
+
+
+def test_arguments_replace_credentials_of_the_address() -> None:
+    options = resolve_bus_options(f"nats://{SECRET}@a", user="bob", password="pw", inbox_prefix="_INBOX_bob")
+    assert options == BusOptions(
+        servers=("nats://a:4222",), user="bob", password=SecretStr("pw"), inbox_prefix="_INBOX_bob"
+    )
+
+
+def test_finished_options_are_taken_and_can_be_changed() -> None:
+    options = BusOptions(servers=("a",), token=SecretStr(SECRET))
+    assert resolve_bus_options(options) == options
+    assert resolve_bus_options(options, user="u", password="p").token is None
+
+
+def test_options_are_hashable_and_travel_to_other_processes() -> None:
+    options = resolve_bus_options("nats://bob:pw@a")
+    assert {options: 1}[resolve_bus_options("bob:pw@a:4222")] == 1
+    assert options != resolve_bus_options("bob:other@a")
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+# ---- where an address comes from
+
+
+def test_order_of_sources(cli_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="ENVBUS_URL or NATS_URL"):
+        resolve_bus_options()
+    assert find_bus_options() is None
+    (cli_home / "context.txt").write_text("selected\n")
+    write_context(cli_home, "selected", url="selected")
+    write_context(cli_home, "other", url="other")
+    write_context(cli_home, "argument", url="argument")
+    assert resolve_bus_options().describe() == "nats://selected:4222"
+    assert find_bus_options() is None
+    for name, value in {"ENVBUS_CONTEXT": "other", "NATS_URL": "nats-url", "ENVBUS_URL": "envbus-url"}.items():
+        monkeypatch.setenv(name, value)
+        assert resolve_bus_options().describe() == f"nats://{value}:4222"
+        assert find_bus_options() == resolve_bus_options()
+    assert resolve_bus_options(context="argument").describe() == "nats://argument:4222"
+    assert resolve_bus_options("address").describe() == "nats://address:4222"
+    monkeypatch.setenv("ENVBUS_URL", "")
+    assert resolve_bus_options().describe() == "nats://nats-url:4222"
+
+
+def test_credentials_without_an_address_are_not_ignored() -> None:
+    with pytest.raises(UsageError, match="token given, but no NATS address") as caught:
+        find_bus_options(token=SECRET)
+    assert SECRET not in str(caught.value)
+
+
+def test_context_settings(cli_home: Path, tls_files: tuple[Path, Path]) -> None:
+    cert, key = tls_files
+    write_context(
+        cli_home,
+        "full",
+        description="ignored",
+        url="tls://a,tls://b",
+        user="bob",
+        password=SECRET,
+        token="",
+        inbox_prefix="_INBOX_bob",
+        ca=str(cert),
+        cert=str(cert),
+        key=str(key),
+        tls_first=True,
+    )
+    options = resolve_bus_options(context="full")
+    assert options == BusOptions(
+        servers=("tls://a:4222", "tls://b:4222"),
+        user="bob",
+        password=SecretStr(SECRET),
+        inbox_prefix="_INBOX_bob",
+        tls_ca_file=cert,
+        tls_cert_file=cert,
+        tls_key_file=key,
+        tls_handshake_first=True,
+    )
+    assert resolve_bus_options("tls://elsewhere", context="full").servers == ("tls://elsewhere:4222",)
+    assert resolve_bus_options("tls://elsewhere", context="full").user == "bob"
+
+
+def test_context_credentials(cli_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "my.creds").write_text(CREDS)
+    (tmp_path / "my.nk").write_text(SEED + "\n")
+    write_context(cli_home, "creds", creds="~/my.creds", nkey="~/my.nk", token=SECRET)
+    write_context(cli_home, "nkey", url="nats://x@a", nkey="~/my.nk", token=SECRET)
+    write_context(cli_home, "token", token=SECRET)
+    assert resolve_bus_options(context="creds").nats_kwargs() == {
+        "servers": ["nats://127.0.0.1:4222"],
+        "inbox_prefix": "_INBOX",
+        "user_credentials": str(tmp_path / "my.creds"),
+    }
+    assert resolve_bus_options(context="nkey").nats_kwargs()["nkeys_seed"] == str(tmp_path / "my.nk")
+    assert resolve_bus_options(context="token").nats_kwargs()["token"] == SECRET
+
+
+@pytest.mark.parametrize("name", ["missing", "../nats/context/there", "/etc/passwd"])
+def test_unknown_context_lists_those_that_exist(name: str, cli_home: Path) -> None:
+    write_context(cli_home, "there", url="a")
+    with pytest.raises(UsageError, match=r"no NATS CLI context .*there are: there"):
+        resolve_bus_options(context=name)
+
+
+@pytest.mark.parametrize("text", [f'{{"token": "{SECRET}"', f'["{SECRET}"]', "", f'{{"user": ["{SECRET}"]}}'])
+def test_broken_context_is_named_without_its_content(text: str, cli_home: Path) -> None:
+    (cli_home / "context" / "bad.json").write_text(text)
+    with pytest.raises(UsageError) as caught:
+        resolve_bus_options(context="bad")
+    assert SECRET not in str(caught.value)
+
+
+def test_context_with_an_nsc_lookup_is_refused(cli_home: Path) -> None:
+    write_context(cli_home, "nsc", nsc="nsc://operator/account/user")
+    with pytest.raises(UsageError, match="'nsc', which envbus does not support; use creds"):
+        resolve_bus_options(context="nsc")
+
+
+# ---- what does not fit together
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"user": "bob"}, "user and password must be given together"),
+        ({"user": "bob", "password": SECRET, "token": SECRET}, "several kinds of credentials: user, token"),
+        ({"creds_file": "/no/such.creds"}, "cannot read /no/such.creds: No such file"),
+        ({"creds_file": __file__}, "is not a NATS creds file"),
+        ({"nkey_seed_file": "/no/such.nk"}, "cannot read /no/such.nk"),
+        ({"nkey_seed_file": __file__}, "is not the nkey seed of a user"),
+        ({"inbox_prefix": "_INBOX_x.>"}, "without wildcards"),
+        ({"inbox_prefix": "a..b"}, "is not a subject"),
+    ],
+)
+def test_bad_arguments_are_named(arguments: dict[str, str], problem: str) -> None:
+    """P53, P58"""
+    if arguments.get("creds_file") == __file__:
+        arguments = {"creds_file": pytest.__file__}
+    with pytest.raises(UsageError, match=problem) as caught:
+        resolve_bus_options("a", **arguments)  # type: ignore[arg-type]
+    assert SECRET not in str(caught.value)
+
+
+def test_bad_tls_settings_are_named(tls_files: tuple[Path, Path]) -> None:
+    cert, key = tls_files
+    with pytest.raises(ValidationError, match="needs a TLS certificate file"):
+        BusOptions(servers=("tls://a",), tls_key_file=key)
+    with pytest.raises(ValidationError, match="wss://"):
+        BusOptions(servers=("ws://a",), tls_ca_file=cert)
+    with pytest.raises(UsageError, match=re.escape(str(key))):
+        BusOptions(servers=("tls://a",), tls_ca_file=key).nats_kwargs()
+
+
+# ---- secrets
+
+
+@given(st.text(min_size=1, max_size=12))
+def test_a_password_with_any_characters_arrives_or_the_error_hides_it(tail: str) -> None:
+    """Quoted it arrives; unquoted it arrives or is refused, and is shown nowhere."""
+    password = SECRET + tail
+    quoted = resolve_bus_options(f"nats://bob:{quote(password, safe='')}@host")
+    assert quoted.nats_kwargs()["password"] == password
+    assert_hidden(quoted)
+    for address in (f"nats://bob:{password}@host", f"{password}@a,b", f"http://bob:{password}@host", [f"{password}@h"]):
+        try:
+            assert_hidden(resolve_bus_options(address))
+        except UsageError as error:
+            assert SECRET not in f"{error}{error!r}{error.__cause__!r}"
+
+
+def assert_hidden(options: BusOptions) -> None:
+    assert SECRET not in f"{options}{options!r}{options.describe()}{options.model_dump_json()}"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"servers": (f"nats://bob:{SECRET}@host",)},
+        {"servers": ("a",), "passwd": SECRET},
+        {"servers": ("a",), "password": SECRET},
+        {"servers": ("a",), "token": SECRET, "user": "u", "password": "p"},
+        {"servers": ("a",), "nkey_seed": SECRET},
+    ],
+)
+def test_validation_errors_hide_what_was_given(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        BusOptions(**fields)
+    assert SECRET not in str(caught.value)
+
+
+# ---- with nats-py
+
+
+@contextlib.asynccontextmanager
+async def connected(options: BusOptions, **kwargs: Any) -> AsyncIterator[Client]:
+    async def on_error(error: Exception) -> None: ...
+
+    client = await nats.connect(**options.nats_kwargs(), error_cb=on_error, **kwargs)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def echo(options: BusOptions) -> None:
+    async with connected(options, allow_reconnect=False) as client:
+        subscription = await client.subscribe("echo", cb=lambda message: message.respond(message.data))
+        assert (await client.request("echo", b"hello", timeout=5)).data == b"hello"
+        await subscription.unsubscribe()
+
+
+def tls_config(files: tuple[Path, Path], more: str = "") -> str:
+    return f"tls {{ cert_file: '{files[0]}', key_file: '{files[1]}' }}\n{more}"
+
+
+AUTHORIZATIONS: list[tuple[str, dict[str, str]]] = [
+    ("", {}),
+    ("authorization { user: bob, password: pw }", {"user": "bob", "password": "pw"}),
+    ("authorization { token: tok }", {"token": "tok"}),
+    (f"authorization {{ users: [ {{ nkey: {NKEY} }} ] }}", {"nkey_seed": SEED}),
+]
+
+
+@pytest.mark.parametrize("loop_run", [asyncio.run, uvloop.run])
+@pytest.mark.parametrize(("authorization", "credentials"), AUTHORIZATIONS)
+def test_every_kind_of_credentials_works_with_and_without_tls(
+    authorization: str, credentials: dict[str, Any], loop_run: Callable[[Any], None], tls_files: tuple[Path, Path]
+) -> None:
+    async def check() -> None:
+        async with EmbeddedNats(config=authorization) as server:
+            await echo(BusOptions(servers=(server.url,), **credentials))
+        async with EmbeddedNats(config=tls_config(tls_files, authorization)) as server:
+            await echo(BusOptions(servers=(f"tls://localhost:{server.port}",), tls_ca_file=tls_files[0], **credentials))
+
+    loop_run(check())
+
+
+async def test_handshake_first(tls_files: tuple[Path, Path]) -> None:
+    config = tls_config(tls_files).replace("}", ", handshake_first: true }")
+    async with EmbeddedNats(config=config) as server:
+        address = (f"tls://localhost:{server.port}",)
+        await echo(BusOptions(servers=address, tls_ca_file=tls_files[0], tls_handshake_first=True))
+
+
+async def test_a_certificate_of_another_name_or_authority_is_refused(tls_files: tuple[Path, Path]) -> None:
+    async with EmbeddedNats(config=tls_config(tls_files)) as server:
+        with pytest.raises(OSError, match="certificate verify failed"):
+            await echo(BusOptions(servers=(f"tls://localhost:{server.port}",)))
+
+
+class PlainGreeter:
+    """Greets like a NATS server without TLS and keeps what clients send it."""
+
+    def __init__(self) -> None:
+        self.received = b""
+        self.visits: asyncio.Queue[None] = asyncio.Queue()
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"server_id":"x","headers":true,"nonce":"abc","max_payload":1024}\r\n')
+        with contextlib.suppress(OSError):
+            self.received += await reader.read()
+        writer.close()
+        self.visits.put_nowait(None)
+
+
+@pytest.mark.parametrize("credentials", [credentials for _, credentials in AUTHORIZATIONS])
+@pytest.mark.parametrize("scheme", ["tls", "nats"])
+async def test_nothing_is_sent_to_a_server_without_tls_when_tls_is_required(
+    scheme: str, credentials: dict[str, Any], tls_files: tuple[Path, Path]
+) -> None:
+    """Also with a nats:// address when a CA file is given."""
+    greeter = PlainGreeter()
+    async with await asyncio.start_server(greeter, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        options = BusOptions(servers=(f"{scheme}://127.0.0.1:{port}",), tls_ca_file=tls_files[0], **credentials)
+        client = Client()
+        with pytest.raises(OSError, match="TLS is required"):
+            await client.connect(**options.nats_kwargs(), allow_reconnect=False)
+        await client.close()
+        async with asyncio.timeout(5):
+            await greeter.visits.get()
+    assert greeter.received == b""
+
+
+async def test_no_downgrade_on_reconnect(tls_files: tuple[Path, Path]) -> None:
+    """A good handshake does not vouch for the next connection."""
+    async with EmbeddedNats(config=tls_config(tls_files)) as nats_server:
+        port = nats_server.port
+        options = BusOptions(servers=(f"tls://127.0.0.1:{port}",), tls_ca_file=tls_files[0], token=SecretStr(SECRET))
+        async with connected(options, reconnect_time_wait=0.01, max_reconnect_attempts=-1) as client:
+            await nats_server.stop()
+            greeter = PlainGreeter()
+            async with await asyncio.start_server(greeter, "127.0.0.1", port), asyncio.timeout(10):
+                for _ in range(3):
+                    await greeter.visits.get()
+                assert not client.is_connected
+                await client.close()
+            assert greeter.received == b""
+
+
+async def test_inbox_prefix_lets_a_restricted_user_get_replies() -> None:
+    """P53"""
+    config = """authorization { users: [
+        { user: env, password: pw },
+        { user: trainer, password: pw, permissions: { publish: "echo", subscribe: "_INBOX_trainer.>" } } ] }"""
+    async with EmbeddedNats(config=config) as server:
+        arguments = {"user": "trainer", "password": "pw"}
+        denied = resolve_bus_options(server.url, **arguments)  # type: ignore[arg-type]
+        allowed = resolve_bus_options(server.url, inbox_prefix="_INBOX_trainer", **arguments)  # type: ignore[arg-type]
+        async with connected(resolve_bus_options(server.url, user="env", password="pw")) as env:
+            await env.subscribe("echo", cb=lambda message: message.respond(message.data))
+            await env.flush()
+            async with connected(denied) as client:
+                with pytest.raises(nats.errors.TimeoutError):
+                    await client.request("echo", b"hello", timeout=0.3)
+            async with connected(allowed) as client:
+                assert (await client.request("echo", b"hello", timeout=5)).data == b"hello"

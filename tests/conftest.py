@@ -1,0 +1,135 @@
+"""What every test gets: a real nats-server, a prefix of its own, a clean environment, a check for leaks."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import os
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+
+from envbus.bus.embedded import EmbeddedNats
+
+T = TypeVar("T")
+SETTLE_S = 3.0
+"""How long a test's threads, processes and tasks may take to end after it."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def clean_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test sees the user's NATS or Hugging Face settings, nor reaches for the network's data sets."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith("ENVBUS_") or name == "NATS_URL":
+                patch.delenv(name)
+        patch.setenv("XDG_CONFIG_HOME", str(home / "config"))
+        patch.setenv("HF_HOME", str(home / "huggingface"))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("HF_DATASETS_OFFLINE", "1")
+        yield
+
+
+@pytest.fixture(scope="session")
+def session_nats(clean_environment: None) -> Iterator[EmbeddedNats]:
+    """The suite's nats-server; never stop it, use own_nats for that."""
+    nats = run_in_thread(EmbeddedNats.start)
+    yield nats
+    run_in_thread(nats.stop)
+
+
+@pytest.fixture
+def nats_url(session_nats: EmbeddedNats) -> str:
+    """Address of the suite's nats-server."""
+    return session_nats.url
+
+
+@pytest.fixture
+async def own_nats() -> AsyncIterator[EmbeddedNats]:
+    """A nats-server that only this test uses: it may kill() and restart() it."""
+    async with EmbeddedNats() as nats:
+        yield nats
+
+
+@pytest.fixture
+def prefix() -> str:
+    """A subject prefix that no other test uses: one token."""
+    return f"t{secrets.token_hex(4)}"
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(request: pytest.FixtureRequest, clean_environment: None) -> Iterator[None]:
+    """Fail a test that leaves a thread or a child process behind."""
+    if {"nats_url", "session_nats"} & set(request.fixturenames):
+        request.getfixturevalue("session_nats")
+    threads, children = live_threads(), live_children()
+    yield
+    deadline = time.monotonic() + SETTLE_S
+    for thread in live_threads() - threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    left_threads = live_threads() - threads
+    new_children = live_children() - children
+    psutil.wait_procs([child for child in new_children if child.ppid() != os.getpid()], timeout=SETTLE_S)
+    left_children = live_children() - children
+    assert not left_threads, f"threads left behind: {[thread.name for thread in left_threads]}"
+    assert not left_children, f"child processes left behind: {[describe_process(child) for child in left_children]}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have every async test checked for tasks that it leaves behind."""
+    for item in items:
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+            item.obj = without_task_leaks(item.obj)
+
+
+def without_task_leaks(
+    test: Callable[..., Coroutine[Any, Any, None]],
+) -> Callable[..., Coroutine[Any, Any, None]]:
+    """Fail the test if tasks that it started still run after it; those of its fixtures are theirs."""
+
+    @functools.wraps(test)
+    async def checked(*args: Any, **kwargs: Any) -> None:
+        before = asyncio.all_tasks()
+        await test(*args, **kwargs)
+        left = asyncio.all_tasks() - before
+        if left:
+            _, left = await asyncio.wait(left, timeout=SETTLE_S)
+        assert not left, f"tasks left behind: {[str(task.get_coro()) for task in left]}"
+
+    return checked
+
+
+def run_in_thread(function: Callable[[], Awaitable[T]]) -> T:
+    """Run a coroutine function in an event loop of its own, whatever loop this thread has."""
+
+    async def call() -> T:
+        return await function()
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, call()).result()
+
+
+def live_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if not thread.daemon}
+
+
+def live_children() -> set[psutil.Process]:
+    """This process's descendants, zombies included: they wait to be reaped."""
+    children = psutil.Process().children(recursive=True)
+    return {child for child in children if "multiprocessing" not in describe_process(child)}
+
+
+def describe_process(process: psutil.Process) -> str:
+    """Its command line. Python's own resource tracker and fork server live as long as the process."""
+    try:
+        return " ".join(process.cmdline()) or f"{process.name()} ({process.status()})"
+    except psutil.Error:
+        return f"process {process.pid}"
