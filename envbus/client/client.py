@@ -1,0 +1,403 @@
+"""NATSEnvClient: an environment on the bus, called as if it were here.
+
+Lives on the caller's event loop; the Session with the jobs lives on the bus
+thread, so a caller that blocks its loop for a minute loses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, cast
+
+from envbus.bus.address import BusOptions, resolve_bus_options
+from envbus.bus.bus import Bus
+from envbus.bus.calls import Call, call_map
+from envbus.bus.codec import decode_map, encode
+from envbus.bus.failures import from_failure
+from envbus.bus.messages import ExamplesPage, ExamplesRequest, Failure, Info, InfoRequest, WireMessage, pack, parse
+from envbus.bus.subjects import DEFAULT_PREFIX, Subjects, env_name
+from envbus.bus.thread import Crossing
+from envbus.bus.transfer import pack_body
+from envbus.client.absence import no_server_text
+from envbus.client.presence import hear_beats
+from envbus.client.session import ClientJob, Session
+from envbus.errors import (
+    CallTimeoutError,
+    DecodeError,
+    EnvbusError,
+    EnvironmentCrashedError,
+    NoServerError,
+    ServerLoadingError,
+    UsageError,
+)
+from envbus.evaluation import EvalCallbacks, generate, repeat_examples
+from envbus.settings import PROBE_TIMEOUT_S, ClientSettings
+from envbus.types import ClientConfig, GenerateOutputs, RolloutInput, RolloutOutput, SamplingArgs
+
+MAX_DEADLINE_S = 10 * 365 * 86_400.0
+_POLL_S = 0.25
+_PAGE = 500
+
+
+class NATSEnvClient:
+    """Calls an environment that servers on the bus host.
+
+    Clients of one process that use the same address share one connection.
+
+    Args:
+        address: NATS address(es); default ENVBUS_URL, NATS_URL, then the NATS CLI's context.
+        env_id: The environment, as the servers were given it.
+        env_args: The arguments that the servers were given: part of the env's name on the bus.
+        name: The env's name on the bus, if the servers were given one.
+        prefix: First token of all subjects.
+        fingerprint: Run only on servers with this fingerprint (see info()).
+        priority: Place in the servers' waiting lines; higher goes first.
+        timeout_s: Limit for each call; None: as long as it takes.
+        settings: Time limits and sizes.
+
+    Raises:
+        UsageError: An argument is not usable.
+    """
+
+    def __init__(
+        self,
+        address: str | Sequence[str] | BusOptions | None = None,
+        env_id: str | None = None,
+        *,
+        env_args: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        prefix: str = DEFAULT_PREFIX,
+        fingerprint: str | None = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        settings: ClientSettings | None = None,
+    ) -> None:
+        if env_id is None and name is None:
+            raise UsageError("NATSEnvClient: env_id is missing: NATSEnvClient(address, env_id)")
+        self.env_id = env_id or name or ""
+        self.env_args = dict(env_args or {})
+        self.env = env_name(self.env_id, self.env_args, name)
+        self._options = resolve_bus_options(address)
+        self._subjects = Subjects(self.env, prefix)
+        self._fingerprint = fingerprint
+        self._priority = priority
+        self._timeout_s = timeout_s
+        self._settings = settings or ClientSettings()
+        self._client_id = secrets.token_hex(16)
+        self._bus: Bus | None = None
+        self._session: Session | None = None
+        self._connecting: asyncio.Lock = asyncio.Lock()
+        self._crossings: dict[asyncio.AbstractEventLoop, Crossing] = {}
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def connect(self) -> None:
+        """Connect to NATS; every call does it when needed.
+
+        Raises:
+            BusUnreachableError: No NATS server answered within ``connect_timeout_s``.
+            BusAuthError: It refused the credentials.
+        """
+        await self._ensure_session()
+
+    async def close(self) -> None:
+        """End pending calls with BusClosedError, cancel their jobs on the servers, and disconnect."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._bus is None:
+            return
+        try:
+            if self._session is not None:
+                await self._bus.thread.run(self._session.close())
+        finally:
+            await asyncio.to_thread(self._bus.release)
+
+    # ---- rollouts
+
+    async def run_rollout(
+        self,
+        input: RolloutInput,
+        client: ClientConfig | None,
+        model: str,
+        sampling_args: SamplingArgs | None = None,
+        max_retries: int = 0,
+        state_columns: list[str] | None = None,
+    ) -> RolloutOutput:
+        """Run and score one rollout on any server of the env.
+
+        Args:
+            input: ``prompt`` and ``example_id``, and what else the env needs of its row.
+            client: Where the model is; the server calls it. None for envs that call no model.
+            model: Its name.
+            sampling_args: As for a chat completion.
+            max_retries: Further tries, on the server, of a rollout that failed for a passing reason.
+            state_columns: Further keys of the rollout's state to return.
+
+        Returns:
+            The output; a failed rollout has ``error`` set and no reward.
+
+        Raises:
+            CallError: The call itself failed: no server, servers lost, time limit, refused.
+            BusError: The connection failed or was closed.
+        """
+        body = await self._call("rollout", [input], client, model, sampling_args, max_retries, state_columns)
+        return cast(RolloutOutput, _field(body, "output", dict))
+
+    async def run_group(
+        self,
+        group_inputs: list[RolloutInput],
+        client: ClientConfig | None,
+        model: str,
+        sampling_args: SamplingArgs | None = None,
+        max_retries: int = 0,
+        state_columns: list[str] | None = None,
+    ) -> list[RolloutOutput]:
+        """Run rollouts of one example on one server and score them together.
+
+        Takes as many slots as inputs. Arguments and errors as in run_rollout.
+
+        Returns:
+            One output per input, in input order.
+        """
+        if not group_inputs:
+            return []
+        body = await self._call("group", group_inputs, client, model, sampling_args, max_retries, state_columns)
+        return cast(list[RolloutOutput], _field(body, "outputs", list))
+
+    async def evaluate(
+        self,
+        client: ClientConfig | None,
+        model: str,
+        sampling_args: SamplingArgs | None = None,
+        num_examples: int = -1,
+        rollouts_per_example: int = 1,
+        max_concurrent: int = -1,
+        results_path: str | Path | None = None,
+        state_columns: list[str] | None = None,
+        save_results: bool = False,
+        independent_scoring: bool = False,
+        max_retries: int = 0,
+        callbacks: EvalCallbacks | None = None,
+        rollout_timeout_s: float | None = None,
+    ) -> GenerateOutputs:
+        """Evaluate a model on the env's eval set, which comes over the bus: the env's package is not needed here.
+
+        Args:
+            num_examples: The first so many examples; -1: all.
+            rollouts_per_example: Rollouts of each.
+            max_concurrent: Rollouts under way at once from here, generation and scoring; -1: no limit but the servers'.
+            results_path: Where to save, or what to resume.
+            save_results: Save to the default place when no path is given.
+            independent_scoring: Run single rollouts even if the env has group rewards.
+            rollout_timeout_s: Limit for each rollout; one that takes longer is a failed row.
+
+        Returns:
+            ``{"outputs": [...], "metadata": {...}}``; failed rollouts and failed calls are rows with ``error``.
+
+        Raises:
+            NoServerError: No server of the env is there.
+            UsageError: Arguments that do not fit.
+        """
+        info = await self.wait_for_server()
+        examples = await self.examples(num_examples)
+        return await generate(
+            self,
+            repeat_examples(examples, rollouts_per_example),
+            client,
+            model,
+            sampling_args,
+            env_id=self.env_id,
+            env_args=self.env_args,
+            rollouts_per_example=rollouts_per_example,
+            group_scoring=bool(info.requires_group_rollouts) and not independent_scoring,
+            max_concurrent=max_concurrent,
+            results_path=results_path,
+            state_columns=state_columns,
+            save_results=save_results,
+            max_retries=max_retries,
+            rollout_timeout_s=rollout_timeout_s,
+            callbacks=callbacks,
+        )
+
+    # ---- asking
+
+    async def info(self) -> Info:
+        """Return what one server says the env is.
+
+        Raises:
+            NoServerError: No server of the env is there.
+            TimeoutError: The server gave no answer within 2 s.
+        """
+        return cast(Info, await self._ask(self._subjects.info, InfoRequest()))
+
+    async def health(self) -> bool:
+        """Whether a server of the env is there and takes jobs."""
+        try:
+            return (await self.info()).state == "ready"
+        except (EnvbusError, TimeoutError):
+            return False
+
+    async def wait_for_server(self, *, timeout_s: float | None = None) -> Info:
+        """Wait until a server of the env takes jobs.
+
+        Args:
+            timeout_s: How long; default: ``no_server_timeout_s`` for one to appear,
+                ``loading_timeout_s`` for it to load.
+
+        Raises:
+            NoServerError: None appeared; says which envs are there.
+            ServerLoadingError: It did not finish loading.
+            EnvironmentCrashedError: It said that loading failed.
+        """
+        started = time.monotonic()
+        appear_s = timeout_s if timeout_s is not None else self._settings.no_server_timeout_s
+        load_s = timeout_s if timeout_s is not None else self._settings.loading_timeout_s
+        while True:
+            waited_s = time.monotonic() - started
+            try:
+                info = await self.info()
+            except (NoServerError, TimeoutError) as error:
+                if waited_s >= appear_s:
+                    raise await self._nobody() from error
+            else:
+                if info.state == "ready":
+                    return info
+                if waited_s >= load_s:
+                    raise ServerLoadingError(
+                        f"the servers of env {self.env!r} are still {info.state} after {waited_s:.0f} s"
+                    )
+            await asyncio.sleep(_POLL_S)
+
+    async def examples(self, num_examples: int = -1) -> list[RolloutInput]:
+        """Return the first examples of the eval set (-1: all), read page by page over the bus.
+
+        Raises:
+            BadRequestError: The env offers no eval set.
+        """
+        rows: list[RolloutInput] = []
+        while num_examples < 0 or len(rows) < num_examples:
+            count = _PAGE if num_examples < 0 else min(_PAGE, num_examples - len(rows))
+            request = ExamplesRequest(start=len(rows), count=count)
+            page = cast(ExamplesPage, await self._ask(self._subjects.examples, request, timeout_s=30.0))
+            rows += _field(decode_map(page.body), "examples", list)
+            if len(rows) >= page.total:
+                break
+        return rows
+
+    async def _ask(self, subject: str, request: WireMessage, *, timeout_s: float = PROBE_TIMEOUT_S) -> WireMessage:
+        bus = (await self._ensure_session())[0]
+        data = await bus.thread.run(bus.connection.request(subject, pack(request), timeout_s=timeout_s))
+        answer = parse(data)
+        if isinstance(answer, Failure):
+            raise from_failure(answer)
+        return answer
+
+    async def _nobody(self) -> EnvbusError:
+        bus = (await self._ensure_session())[0]
+        beats = await bus.thread.run(hear_beats(bus.connection, self._subjects.prefix))
+        failed = [beat for beat in beats if beat.env == self.env and beat.state == "failed"]
+        if failed:
+            return EnvironmentCrashedError(f"env {self.env!r} could not be loaded by its server: {failed[0].error}")
+        return NoServerError(no_server_text(self.env, self._options.describe(), sorted({beat.env for beat in beats})))
+
+    # ---- jobs
+
+    async def _call(
+        self,
+        kind: Literal["rollout", "group"],
+        inputs: list[RolloutInput],
+        client: Any,
+        model: str,
+        sampling_args: SamplingArgs | None,
+        max_retries: int,
+        state_columns: list[str] | None,
+    ) -> dict[str, Any]:
+        if client is not None and not isinstance(client, ClientConfig):
+            raise UsageError(
+                f"a {type(client).__name__} cannot cross the bus: pass a ClientConfig; the server calls the model"
+            )
+        call = Call(kind, inputs, client, model, sampling_args, max_retries, state_columns)
+        body = encode(call_map(call))
+        _, session = await self._ensure_session()
+        return decode_map(await self._run_job(session, kind, len(inputs), body))
+
+    async def _run_job(self, session: Session, kind: Literal["rollout", "group"], size: int, body: bytes) -> bytes:
+        """Submit a job and await its end; whatever ends the wait early ends the job too."""
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[bytes] = loop.create_future()
+        here = self._crossings.setdefault(loop, Crossing(loop))
+        job = ClientJob(
+            job=secrets.token_hex(16),
+            call=kind,
+            size=size,
+            body=pack_body(body),
+            ending=lambda outcome: here.post(_settle, result, outcome),
+            deadline=None if self._timeout_s is None else time.time() + min(self._timeout_s, MAX_DEADLINE_S),
+        )
+        assert self._bus is not None
+        bus_side = self._bus.thread.crossing
+        bus_side.post(session.submit, job)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await result
+        except TimeoutError as error:
+            raise CallTimeoutError(
+                f"env {self.env!r}: no result within this call's limit of {self._timeout_s:g} s"
+            ) from error
+        finally:
+            if not result.done() or result.cancelled():
+                bus_side.post(session.cancel, job.job)
+
+    async def _ensure_session(self) -> tuple[Bus, Session]:
+        if self._closed:
+            raise UsageError("this NATSEnvClient is closed")
+        if self._bus is not None and self._session is not None:
+            return self._bus, self._session
+        async with self._connecting:
+            if self._bus is None:
+                self._bus = Bus.acquire(self._options)
+            opening = asyncio.wrap_future(self._bus.open(timeout_s=self._settings.connect_timeout_s))
+            await asyncio.shield(opening)
+            if self._session is None:
+                self._session = await self._bus.thread.run(self._make_session(self._bus))
+            return self._bus, self._session
+
+    async def _make_session(self, bus: Bus) -> Session:
+        return Session(
+            bus.connection,
+            self._subjects,
+            client_id=self._client_id,
+            settings=self._settings,
+            priority=self._priority,
+            fingerprint=self._fingerprint,
+        )
+
+
+def _settle(result: asyncio.Future[bytes], outcome: bytes | EnvbusError) -> None:
+    if result.done():
+        return
+    if isinstance(outcome, EnvbusError):
+        result.set_exception(outcome)
+    else:
+        result.set_result(outcome)
+
+
+def _field(body: dict[str, Any], name: str, kind: type) -> Any:
+    value = body.get(name)
+    if not isinstance(value, kind):
+        raise DecodeError(f"the result has no {name!r} of type {kind.__name__}")
+    return value

@@ -1,0 +1,464 @@
+"""A client's side of the bus: sends jobs, follows them, collects results. Runs on the bus thread.
+
+Decides through Dispatch and Attempts and carries out what they say. Every job
+that is submitted ends exactly once: with a body, or with an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from envbus.bus.connection import Connection, Listener, is_closed_notice, is_no_responders
+from envbus.bus.failures import from_failure
+from envbus.bus.messages import (
+    Accepted,
+    Announce,
+    Busy,
+    Cancel,
+    Check,
+    Done,
+    Failure,
+    Grant,
+    Ok,
+    Parts,
+    Pass,
+    Result,
+    Run,
+    Status,
+    Wait,
+    WireMessage,
+    pack,
+    parse,
+    parse_as,
+)
+from envbus.bus.subjects import Subjects
+from envbus.bus.transfer import Packed, cut, unpack_body
+from envbus.client.absence import Absence
+from envbus.client.attempts import Attempts, CancelOn, Collect, Lost, Resend
+from envbus.client.dispatch import Dispatch, PassGrant, Push, SayWaiting, UseGrant
+from envbus.client.transfers import Transfers
+from envbus.errors import (
+    BusClosedError,
+    EnvbusError,
+    NoServerError,
+    ServerLostError,
+    ServerStoppingError,
+)
+from envbus.settings import INLINE_BYTES, PART_BYTES, PROBE_TIMEOUT_S, ClientSettings
+
+log = logging.getLogger("envbus.client")
+
+TICK_S = 0.1
+DONE_DELAY_S = 0.05
+"""Confirmations of results are gathered for this long."""
+CHECK_CHUNK = 5_000
+"""Jobs asked about in one message."""
+ENVELOPE_BYTES = 1024
+
+Ending = Callable[[bytes | EnvbusError], None]
+"""Gets the result's body, or why there is none; called on the bus loop."""
+
+
+@dataclass(slots=True)
+class ClientJob:
+    """One call on its way."""
+
+    job: str
+    call: Literal["rollout", "group"]
+    size: int
+    body: Packed
+    ending: Ending
+    deadline: float | None = None
+    """Seconds since the epoch, if the caller set a limit."""
+    sent_to: str | None = None
+    """The server whose grant was used; None after a push."""
+    collecting: bool = False
+
+
+class Session:
+    """The jobs of one client.
+
+    Args:
+        client_id: Names the client to the servers.
+        priority: Place in their waiting lines; higher goes first.
+        fingerprint: Only servers with this one may run its jobs.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        subjects: Subjects,
+        *,
+        client_id: str,
+        settings: ClientSettings,
+        priority: int = 0,
+        fingerprint: str | None = None,
+    ) -> None:
+        self._connection = connection
+        self._subjects = subjects
+        self._client_id = client_id
+        self._settings = settings
+        self._priority = priority
+        self._fingerprint = fingerprint
+        self._jobs: dict[str, ClientJob] = {}
+        self._dispatch = Dispatch(
+            max_unaccepted=settings.max_unaccepted,
+            accept_timeout_s=settings.accept_timeout_s,
+            wait_repeat_s=settings.wait_repeat_s,
+        )
+        self._attempts = Attempts(max_attempts=settings.max_attempts, stall_timeout_s=settings.stall_timeout_s)
+        self._absence = Absence(connection, subjects, settings=settings, fingerprint=fingerprint)
+        self._transfers = Transfers(connection, subjects, client_id=client_id, settings=settings)
+        self._done: defaultdict[str, list[str]] = defaultdict(list)
+        self._checking: set[str] = set()
+        self._checked_at = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self.counts: Counter[str] = Counter()
+        self._listener = Listener(self._on_disconnected, self._on_reconnected)
+        connection.listen(self._listener)
+        self._line_token = connection.route(self._on_line_reply)
+        self._ignore_token = connection.route(lambda message: None)
+        self._spawn(self._tick_forever())
+
+    # ---- the caller's side
+
+    def submit(self, job: ClientJob) -> None:
+        """Take on a job."""
+        if self._closed:
+            job.ending(BusClosedError("the client is closed"))
+            return
+        self._jobs[job.job] = job
+        self._attempts.start(job.job)
+        self._connection.route(self._on_job_reply(job.job), token=job.job)
+        self._dispatch_all(self._dispatch.submit(job.job, _now()))
+
+    def cancel(self, job_id: str) -> None:
+        """Give a job up; its server is told. Harmless for a job that has ended."""
+        if job_id in self._jobs:
+            self._forget(job_id, served_by=None)
+
+    async def close(self) -> None:
+        """End every job with BusClosedError and tell the servers, with a bound on the wait for that."""
+        if self._closed:
+            return
+        self._closed = True
+        holders = self._attempts.holders()
+        for job_id in list(self._jobs):
+            self._end(job_id, BusClosedError("the client was closed; the outcome of this call is unknown"), None)
+        self._flush_done()
+        if holders and self._connection.is_up:
+            cancels = [self._ask_all(server, jobs) for server, jobs in holders.items()]
+            await asyncio.wait_for(
+                asyncio.gather(*cancels, return_exceptions=True), self._settings.close_timeout_s + PROBE_TIMEOUT_S
+            )
+        self._connection.unlisten(self._listener)
+        self._connection.unroute(self._line_token)
+        self._connection.unroute(self._ignore_token)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _ask_all(self, server: str, jobs: tuple[str, ...]) -> None:
+        message = pack(Cancel(client=self._client_id, jobs=list(jobs)))
+        await self._connection.request(self._subjects.server(server), message, timeout_s=self._settings.close_timeout_s)
+
+    # ---- ends
+
+    def _end(self, job_id: str, outcome: bytes | EnvbusError, served_by: str | None) -> None:
+        job = self._jobs.get(job_id)
+        if job is None:
+            self.counts["late_results"] += 1
+            return
+        self._forget(job_id, served_by)
+        job.ending(outcome)
+
+    def _forget(self, job_id: str, served_by: str | None) -> None:
+        del self._jobs[job_id]
+        self._connection.unroute(job_id)
+        if served_by is not None:
+            self._confirm(served_by, job_id)
+        self._follow_all(self._attempts.finish(job_id, served_by))
+        self._dispatch_all(self._dispatch.remove(job_id, _now()))
+
+    def _confirm(self, server: str, job_id: str) -> None:
+        if not self._done:
+            asyncio.get_running_loop().call_later(DONE_DELAY_S, self._flush_done)
+        self._done[server].append(job_id)
+
+    def _flush_done(self) -> None:
+        done, self._done = self._done, defaultdict(list)
+        for server, jobs in done.items():
+            self._tell(server, Done(client=self._client_id, jobs=jobs))
+
+    # ---- sending
+
+    def _dispatch_all(self, instructions: Iterable[Push | UseGrant | PassGrant | SayWaiting]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Push(job=job_id):
+                    self._send_job(job_id, server=None, grant=None)
+                case UseGrant(job=job_id, server=server, grant=grant):
+                    self._send_job(job_id, server=server, grant=grant)
+                case PassGrant(server=server, grant=grant):
+                    self._tell(server, Pass(client=self._client_id, grant=grant))
+                case SayWaiting(jobs=count):
+                    wait = Wait(client=self._client_id, n=count, priority=self._priority, fingerprint=self._fingerprint)
+                    self._absence.asked(waiting=count, now=_now())
+                    self._send(self._subjects.wait, wait, self._line_token)
+
+    def _send_job(self, job_id: str, *, server: str | None, grant: str | None) -> None:
+        job = self._jobs[job_id]
+        job.sent_to = server
+        inline = len(job.body.data) <= min(INLINE_BYTES, self._connection.max_payload - ENVELOPE_BYTES)
+        start_by = time.time() + self._settings.start_window_s
+        run = Run(
+            job=job_id,
+            attempt=self._attempts.attempt(job_id),
+            client=self._client_id,
+            call=job.call,
+            size=job.size,
+            start_by=start_by if job.deadline is None else min(start_by, job.deadline),
+            fingerprint=self._fingerprint,
+            grant=grant,
+            encoding=job.body.encoding if inline else "",
+            body=job.body.data if inline else None,
+            upload=None if inline else self._cut(job),
+        )
+        subject = self._subjects.rollout if server is None else self._subjects.server(server)
+        self._send(subject, run, job_id)
+
+    def _cut(self, job: ClientJob) -> Parts:
+        return cut(job.body, max(1, min(PART_BYTES, self._connection.max_payload - ENVELOPE_BYTES)))
+
+    def _tell(self, server: str, message: WireMessage) -> None:
+        self._send(self._subjects.server(server), message, self._ignore_token)
+
+    def _send(self, subject: str, message: WireMessage, token: str) -> None:
+        self._connection.send(subject, pack(message), reply=self._connection.reply_subject(token))
+
+    # ---- replies to a job
+
+    def _on_job_reply(self, job_id: str) -> Callable[[Any], None]:
+        def handle(message: Any) -> None:
+            if is_closed_notice(message):
+                self._end(job_id, BusClosedError("the connection was closed; the call's outcome is unknown"), None)
+            elif is_no_responders(message):
+                self._on_nobody(job_id)
+            else:
+                self._on_answer(job_id, message.data)
+
+        return handle
+
+    def _on_nobody(self, job_id: str) -> None:
+        server = self._jobs[job_id].sent_to
+        if server is not None:
+            self._follow_all(self._attempts.gone(server))
+        self._dispatch_all(self._dispatch.refused(job_id, _now()))
+
+    def _on_answer(self, job_id: str, data: bytes) -> None:
+        try:
+            answer = parse(data)
+        except EnvbusError as error:
+            self.counts["bad_messages"] += 1
+            log.warning("a reply for job %s was dropped: %s", job_id, error)
+            return
+        match answer:
+            case Accepted(server=server):
+                self._on_accepted(job_id, server)
+            case Busy():
+                self._dispatch_all(self._dispatch.refused(job_id, _now()))
+            case Result(server=server, encoding=encoding, body=body):
+                self._on_result(job_id, server, Packed(body, encoding, len(body)))
+            case Announce(server=server, parts=parts):
+                self._on_accepted(job_id, server)
+                self._collect(job_id, server, parts)
+            case Failure():
+                self._on_failure(job_id, answer)
+
+    def _on_accepted(self, job_id: str, server: str) -> None:
+        self._dispatch_all(self._dispatch.accepted(job_id, _now()))
+        self._follow_all(self._attempts.accepted(job_id, server, _now()))
+        job = self._jobs.get(job_id)
+        inline_limit = min(INLINE_BYTES, self._connection.max_payload - ENVELOPE_BYTES)
+        if job is not None and len(job.body.data) > inline_limit:
+            self._spawn(self._upload(job, server))
+
+    def _on_result(self, job_id: str, server: str, packed: Packed) -> None:
+        try:
+            body = unpack_body(packed.data, packed.encoding, max_bytes=self._settings.max_result_bytes)
+        except EnvbusError as error:
+            self._end(job_id, error, server)
+            return
+        self._end(job_id, body, server)
+
+    def _on_failure(self, job_id: str, failure: Failure) -> None:
+        server = failure.server or failure.origin
+        error = from_failure(failure)
+        if isinstance(error, ServerStoppingError):
+            self._tell(server, Done(client=self._client_id, jobs=[job_id]))
+            self._follow_all(self._attempts.outcome_lost(job_id, server, str(error)))
+        elif self._attempts.is_awaited_from(job_id, server):
+            self._end(job_id, error, server)
+        else:
+            self.counts["late_failures"] += 1
+
+    # ---- large bodies
+
+    def _collect(self, job_id: str, server: str, parts: Parts | None) -> None:
+        job = self._jobs.get(job_id)
+        if job is not None and not job.collecting:
+            job.collecting = True
+            self._spawn(self._pull(job, server, parts))
+
+    async def _pull(self, job: ClientJob, server: str, parts: Parts | None) -> None:
+        try:
+            body = await self._transfers.pull(job.job, server, parts)
+        except* (NoServerError, TimeoutError) as errors:
+            job.collecting = False
+            log.warning("job %s: its result could not be collected from %s: %s", job.job, server, _first(errors))
+            if isinstance(_first(errors), NoServerError):
+                self._follow_all(self._attempts.gone(server))
+        except* EnvbusError as errors:
+            error = _first(errors)
+            assert isinstance(error, EnvbusError)
+            self._end(job.job, error, server)
+        else:
+            self._end(job.job, body, server)
+
+    async def _upload(self, job: ClientJob, server: str) -> None:
+        try:
+            await self._transfers.push(job.job, server, job.body, self._cut(job))
+        except* NoServerError:
+            self._follow_all(self._attempts.gone(server))
+        except* (TimeoutError, EnvbusError) as errors:
+            error = _first(errors)
+            log.warning("job %s: its input could not be sent to %s: %s", job.job, server, error)
+            if isinstance(error, EnvbusError) and not error.retryable:
+                self._end(job.job, error, server)
+
+    # ---- following accepted jobs
+
+    def _follow_all(self, instructions: Iterable[Resend | Collect | CancelOn | Lost]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Resend(job=job_id, reason=reason):
+                    self.counts["resent"] += 1
+                    log.warning("job %s is sent again: %s", job_id, reason)
+                    self._jobs[job_id].collecting = False
+                    self._dispatch_all(self._dispatch.resend(job_id, _now()))
+                case Collect(job=job_id, server=server):
+                    self._collect(job_id, server, None)
+                case CancelOn(server=server, jobs=jobs):
+                    self._tell(server, Cancel(client=self._client_id, jobs=list(jobs)))
+                case Lost(job=job_id, attempts=attempts, reason=reason):
+                    text = f"env {self._subjects.env}: lost {attempts} servers under one job: {reason}"
+                    self._end(job_id, ServerLostError(text), None)
+
+    async def _check(self, server: str, jobs: list[str]) -> None:
+        message = pack(Check(client=self._client_id, jobs=jobs))
+        try:
+            data = await self._connection.request(self._subjects.server(server), message, timeout_s=PROBE_TIMEOUT_S)
+            status = parse_as(data, Status)
+        except NoServerError:
+            self._follow_all(self._attempts.gone(server))
+        except TimeoutError:
+            log.debug("server %s did not answer a check", server)
+        except EnvbusError as error:
+            log.warning("server %s answered a check with: %s", server, error)
+        else:
+            self._on_status(server, status)
+        finally:
+            self._checking.discard(server)
+
+    def _on_status(self, server: str, status: Status) -> None:
+        self._follow_all(self._attempts.status(server, done=status.done, unknown=status.unknown, now=_now()))
+        for failure in status.failed:
+            if failure.job is not None:
+                self._on_failure(failure.job, failure)
+
+    # ---- the waiting line
+
+    def _on_line_reply(self, message: Any) -> None:
+        if is_closed_notice(message):
+            return
+        if is_no_responders(message):
+            self._absence.nobody(_now())
+            return
+        try:
+            answer = parse(message.data)
+        except EnvbusError as error:
+            self.counts["bad_messages"] += 1
+            log.warning("a reply from the waiting line was dropped: %s", error)
+            return
+        match answer:
+            case Grant(server=server, grant=grant):
+                self._dispatch_all(self._dispatch.granted(server, grant, _now()))
+            case Ok(state=state):
+                self._absence.heard(state, _now())
+
+    # ---- time and outages
+
+    async def _tick_forever(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            if not self._connection.is_up:
+                continue
+            now = _now()
+            self._dispatch_all(self._dispatch.tick(now))
+            self._follow_all(self._attempts.tick(now))
+            if now - self._checked_at >= self._settings.check_interval_s:
+                self._checked_at = now
+                self._check_all()
+            if self._dispatch.waiting_in_line and (verdict := self._absence.verdict(now)):
+                await self._give_up(verdict)
+
+    def _check_all(self) -> None:
+        for server, jobs in self._attempts.holders().items():
+            if server not in self._checking:
+                self._checking.add(server)
+                for start in range(0, len(jobs), CHECK_CHUNK):
+                    self._spawn(self._check(server, list(jobs[start : start + CHECK_CHUNK])))
+
+    async def _give_up(self, verdict: str) -> None:
+        """No server can take the jobs that wait: end these, not the ones that run."""
+        waiting = self._dispatch.pending()
+        error = await self._absence.explain(verdict)
+        for job_id in waiting:
+            self._end(job_id, error, None)
+
+    def _on_disconnected(self) -> None:
+        self._dispatch.disconnected()
+
+    def _on_reconnected(self, outage_s: float) -> None:
+        self._attempts.shift_clocks(outage_s)
+        self._absence.reset()
+        self._checked_at = 0.0
+        self._dispatch_all(self._dispatch.reconnected(_now()))
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._reap)
+
+    def _reap(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a task of the client failed", exc_info=task.exception())
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _now() -> float:
+    return time.monotonic()

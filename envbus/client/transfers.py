@@ -1,0 +1,104 @@
+"""Large bodies between a client and one server: results pulled, inputs pushed, part by part.
+
+One window bounds the parts under way over all transfers of a client, so that
+nothing floods a slow reader; each part has a timeout and retries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from envbus.bus.connection import Connection
+from envbus.bus.failures import from_failure
+from envbus.bus.messages import Failure, Fetch, Ok, Part, PartReply, Parts, WireMessage, pack, parse
+from envbus.bus.subjects import Subjects
+from envbus.bus.transfer import Assembly, Packed, part_of
+from envbus.errors import DecodeError, ResultTooLargeError
+from envbus.settings import PROBE_TIMEOUT_S, ClientSettings
+
+
+class Transfers:
+    """The transfers of one client. On the bus loop."""
+
+    def __init__(self, connection: Connection, subjects: Subjects, *, client_id: str, settings: ClientSettings) -> None:
+        self._connection = connection
+        self._subjects = subjects
+        self._client_id = client_id
+        self._settings = settings
+        self._window = asyncio.Semaphore(settings.pull_window)
+
+    async def pull(self, job_id: str, server: str, parts: Parts | None) -> bytes:
+        """Fetch a result.
+
+        Args:
+            parts: As announced; None: part 0 tells.
+
+        Raises:
+            NoServerError: The server is gone.
+            ResultTooLargeError: Over this client's ceiling.
+            ResultLostError: The server no longer holds it.
+            DecodeError: What came is damaged.
+            TimeoutError: A part did not come, after all retries.
+        """
+        first: PartReply | None = None
+        if parts is None:
+            first = await self._fetch(job_id, server, 0)
+            parts = first.parts
+        limit = self._settings.max_result_bytes
+        if max(parts.size, parts.raw_size) > limit:
+            raise ResultTooLargeError(
+                f"the result has {max(parts.size, parts.raw_size):,} bytes, this client's ceiling is {limit:,}; "
+                "raise ENVBUS_CLIENT_MAX_RESULT_BYTES or return less",
+            )
+        assembly = Assembly(parts, max_bytes=limit)
+        if first is not None:
+            assembly.put(0, first.data)
+        async with asyncio.TaskGroup() as group:
+            for index in range(0 if first is None else 1, parts.parts):
+                group.create_task(self._pull_part(assembly, job_id, server, index))
+        return await asyncio.to_thread(assembly.body)
+
+    async def push(self, job_id: str, server: str, packed: Packed, parts: Parts) -> None:
+        """Send an input to the server that accepted its job.
+
+        Raises:
+            NoServerError: The server is gone.
+            CallError: The server refused a part.
+            TimeoutError: A part was not taken, after all retries.
+        """
+        async with asyncio.TaskGroup() as group:
+            for index in range(parts.parts):
+                group.create_task(self._push_part(job_id, server, packed, parts, index))
+
+    async def _pull_part(self, assembly: Assembly, job_id: str, server: str, index: int) -> None:
+        reply = await self._fetch(job_id, server, index)
+        assembly.put(index, reply.data)
+
+    async def _fetch(self, job_id: str, server: str, index: int) -> PartReply:
+        reply = await self._ask(server, Fetch(client=self._client_id, job=job_id, index=index))
+        if not isinstance(reply, PartReply):
+            raise DecodeError(f"asked for a part of a result, got {reply.kind}")
+        return reply
+
+    async def _push_part(self, job_id: str, server: str, packed: Packed, parts: Parts, index: int) -> None:
+        data = part_of(packed.data, parts, index)
+        reply = await self._ask(server, Part(job=job_id, client=self._client_id, index=index, data=data))
+        if not isinstance(reply, Ok):
+            raise DecodeError(f"sent a part of an input, got {reply.kind}")
+
+    async def _ask(self, server: str, message: WireMessage) -> WireMessage:
+        async with self._window:
+            tries = 0
+            while True:
+                tries += 1
+                try:
+                    subject = self._subjects.server(server)
+                    data = await self._connection.request(subject, pack(message), timeout_s=PROBE_TIMEOUT_S)
+                    break
+                except TimeoutError:
+                    if tries >= self._settings.part_retries and self._connection.is_up:
+                        raise
+        reply = parse(data)
+        if isinstance(reply, Failure):
+            raise from_failure(reply)
+        return reply

@@ -1,0 +1,118 @@
+"""Heartbeats of one server, and how far the env's loop lags behind. Runs on the bus thread.
+
+The beats leave from here whatever the environment's code does; a loop that
+does not answer shows as lag, not as silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import time
+from collections.abc import Callable
+
+import psutil
+
+from envbus.bus.connection import Connection
+from envbus.bus.messages import Beat, pack
+from envbus.bus.subjects import Subjects
+from envbus.bus.thread import Crossing
+from envbus.server.identity import Identity
+from envbus.server.reception import Reception
+
+
+class LoopLag:
+    """Measures how long another thread's loop takes to run something.
+
+    Args:
+        loop: Crossing to the loop that is watched.
+        back: Crossing to the loop that measures.
+    """
+
+    def __init__(self, loop: Crossing, back: Crossing) -> None:
+        self._loop = loop
+        self._back = back
+        self._asked_at: float | None = None
+        self._last_s = 0.0
+
+    def measure(self) -> float:
+        """Return the lag in seconds as known now, and ask again."""
+        now = time.monotonic()
+        if self._asked_at is None:
+            self._asked_at = now
+            self._loop.post(self._back.post, self._answered, now)
+            return self._last_s
+        return max(self._last_s, now - self._asked_at)
+
+    def _answered(self, asked_at: float) -> None:
+        self._last_s = time.monotonic() - asked_at
+        self._asked_at = None
+
+
+class Beats:
+    """Publishes a server's state once per interval."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        subjects: Subjects,
+        reception: Reception,
+        *,
+        identity: Identity,
+        lag: Callable[[], float],
+        interval_s: float,
+    ) -> None:
+        self._connection = connection
+        self._subject = subjects.beat(identity.server_id)
+        self._reception = reception
+        self._identity = identity
+        self._lag = lag
+        self._interval_s = interval_s
+        self._started_at = time.time()
+        self._process = psutil.Process()
+        self.error: str | None = None
+        """Why the environment could not be loaded; the beat's state is then ``failed``."""
+
+    async def run(self) -> None:
+        """Beat until cancelled."""
+        while True:
+            await self.send()
+            await asyncio.sleep(self._interval_s)
+
+    async def send(self) -> None:
+        """Beat once, now; skipped while the connection is down."""
+        await self._connection.publish(self._subject, pack(self._beat()))
+
+    def _beat(self) -> Beat:
+        reception, counts, identity = self._reception, self._reception.counts, self._identity
+        slots = reception.slots
+        state = reception.state
+        if state == "ready" and slots.in_flight >= slots.capacity:
+            state = "full"
+        return Beat(
+            server=identity.server_id,
+            env=identity.env,
+            state="failed" if self.error is not None else state,
+            error=self.error,
+            host=platform.node(),
+            pid=os.getpid(),
+            started_at=self._started_at,
+            slots=slots.capacity,
+            in_flight=slots.in_flight,
+            waiting_clients=len(slots.line),
+            waiting_jobs=slots.line.jobs,
+            held_results=reception.jobs.held_count,
+            held_bytes=reception.jobs.held_bytes,
+            done=counts["done"],
+            failed=counts["failed"],
+            cancelled=counts["cancelled"],
+            busy=counts["busy"],
+            loop_lag_s=round(self._lag(), 4),
+            oldest_job_s=round(reception.jobs.oldest_age_s(time.monotonic()), 3),
+            rss_bytes=self._process.memory_info().rss,
+            versions=identity.versions,
+            env_id=identity.env_id,
+            fingerprint=identity.fingerprint,
+            interval_s=self._interval_s,
+        )

@@ -1,0 +1,127 @@
+"""Answers what an env is, and pages of its eval set. Runs on the bus thread; the data is read elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from envbus.bus.codec import encode
+from envbus.bus.connection import Connection
+from envbus.bus.failures import to_failure
+from envbus.bus.messages import ExamplesPage, ExamplesRequest, Info, InfoRequest, WireMessage, pack, parse_as
+from envbus.bus.subjects import WORK_QUEUE, Subjects
+from envbus.errors import BadRequestError, EnvbusError, PayloadTooLargeError, ServerLoadingError
+from envbus.server.identity import Identity
+from envbus.server.outcomes import ENVELOPE_BYTES
+from envbus.server.reception import Reception
+from envbus.settings import ServerSettings
+from envbus.types import HostableEnvironment
+
+log = logging.getLogger("envbus.server")
+
+
+class Catalogue:
+    """What one server tells about its env."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        subjects: Subjects,
+        reception: Reception,
+        *,
+        identity: Identity,
+        settings: ServerSettings,
+    ) -> None:
+        self._connection = connection
+        self._subjects = subjects
+        self._reception = reception
+        self._identity = identity
+        self._settings = settings
+        self._environment: HostableEnvironment | None = None
+        self._examples: Sequence[Mapping[str, Any]] | None = None
+        self._requires_groups: bool | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Answer requests."""
+        await self._connection.subscribe(self._subjects.info, self._on_request, queue=WORK_QUEUE)
+        await self._connection.subscribe(self._subjects.examples, self._on_request, queue=WORK_QUEUE)
+
+    async def describe(self, environment: HostableEnvironment) -> None:
+        """Look at the loaded environment; on the env's loop, before it takes jobs."""
+        self._requires_groups = bool(environment.requires_group_rollouts)
+        try:
+            self._examples = await asyncio.to_thread(environment.eval_examples)
+        except Exception:
+            # A trainer brings its own inputs: an env without an eval set is still of use.
+            log.exception("env %s has no eval set to offer", self._identity.env)
+        self._environment = environment
+
+    async def close(self) -> None:
+        """Answer no more."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _on_request(self, message: Any) -> None:
+        if not self._connection.is_inbox(message.reply):
+            return
+        task = asyncio.get_running_loop().create_task(self._reply(message))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _reply(self, message: Any) -> None:
+        try:
+            answer = await self._answer(message)
+        except Exception as error:
+            if not isinstance(error, EnvbusError):
+                log.exception("a request on %s failed", message.subject)
+            answer = to_failure(error, origin=self._identity.server_id)
+        await self._connection.publish(message.reply, pack(answer))
+
+    async def _answer(self, message: Any) -> WireMessage:
+        if message.subject == self._subjects.info:
+            parse_as(message.data or pack(InfoRequest()), InfoRequest)
+            return self._info()
+        request = parse_as(message.data, ExamplesRequest)
+        return await asyncio.to_thread(self._page, request)
+
+    def _info(self) -> Info:
+        identity, settings = self._identity, self._settings
+        return Info(
+            server=identity.server_id,
+            state=self._reception.state,
+            env=identity.env,
+            env_id=identity.env_id,
+            env_args=identity.env_args,
+            fingerprint=identity.fingerprint,
+            versions=identity.versions,
+            requires_group_rollouts=self._requires_groups,
+            num_eval_examples=len(self._examples) if self._examples is not None else None,
+            max_concurrent=self._reception.slots.capacity,
+            max_input_bytes=settings.max_input_bytes,
+            max_result_bytes=settings.max_result_bytes,
+        )
+
+    def _page(self, request: ExamplesRequest) -> ExamplesPage:
+        """In a thread: reading rows may touch the disk."""
+        if self._environment is None:
+            raise ServerLoadingError("the environment is still loading", origin=self._identity.server_id)
+        if self._examples is None:
+            raise BadRequestError(
+                "this env has no eval set to offer; pass inputs of your own", origin=self._identity.server_id
+            )
+        limit = self._connection.max_payload - ENVELOPE_BYTES
+        rows: list[Any] = []
+        size = 0
+        for index in range(request.start, min(request.start + request.count, len(self._examples))):
+            row_bytes = len(encode(self._examples[index])) + 16
+            if size + row_bytes > limit:
+                break
+            rows.append(self._examples[index])
+            size += row_bytes
+        if not rows and request.start < len(self._examples):
+            raise PayloadTooLargeError(size_bytes=row_bytes, limit_bytes=limit, what=f"example {request.start}")
+        return ExamplesPage(total=len(self._examples), start=request.start, body=encode({"examples": rows}))

@@ -1,0 +1,279 @@
+"""The jobs of one server: their states, the results held for collection, and the leases of their clients.
+
+Pure: events and a clock value in, instructions out. A job is receiving (its
+input comes in parts), running, or done (its outcome is held until the client
+says so). A job whose client is gone is cancelled; a held outcome leaves by
+done, by its client's death, by age, or by the memory budget.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class JobState(StrEnum):
+    """Where a job is in its life on this server."""
+
+    RECEIVING = "receiving"
+    RUNNING = "running"
+    DONE = "done"
+
+
+@dataclass(slots=True)
+class Job:
+    """One job on this server.
+
+    Attributes:
+        client: Its client's id; for a plain request the reply inbox stands for the client.
+        outcome: What is held for collection: opaque here.
+        plain: A request without the job protocol: one reply, nothing held.
+    """
+
+    job: str
+    client: str
+    attempt: int
+    size: int
+    reply: str
+    created_at: float
+    plain: bool = False
+    state: JobState = JobState.RECEIVING
+    outcome: Any = None
+    held_bytes: int = 0
+    done_at: float = 0.0
+    lost: bool = False
+    """The outcome was dropped; only a failure that says so is left."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """What is known of a client that has jobs here."""
+
+    inbox: str
+    heard_at: float
+    gone_since: float | None = None
+    probed_at: float = 0.0
+    jobs: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask NATS whether the client's inbox still has a subscriber."""
+
+    client: str
+    inbox: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """The client is gone: cancel the job if it runs and hold the reason as its outcome."""
+
+    job: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lose:
+    """Drop the held result and keep a failure that says so in its place."""
+
+    job: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """The job is out of the table; stop it if it runs."""
+
+    job: str
+
+
+Instruction = Probe | Expire | Lose | Forget
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLimits:
+    """When a silent client loses its jobs, and how long results are held. All in seconds or bytes."""
+
+    probe_after_s: float
+    orphan_grace_s: float
+    orphan_timeout_s: float
+    hold_results_s: float
+    hold_results_bytes: int
+
+
+class Jobs:
+    """The table of jobs."""
+
+    def __init__(self, limits: LeaseLimits) -> None:
+        self._limits = limits
+        self._jobs: dict[str, Job] = {}
+        self._leases: dict[str, Lease] = {}
+        self._held: OrderedDict[str, None] = OrderedDict()
+        self.held_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def held_count(self) -> int:
+        """Outcomes that wait to be collected."""
+        return len(self._held)
+
+    def get(self, job_id: str) -> Job | None:
+        """Return a job, or None if it is not (or no longer) here."""
+        return self._jobs.get(job_id)
+
+    def owned(self, job_id: str, client: str) -> Job | None:
+        """Return a job if it is here and is this client's."""
+        job = self._jobs.get(job_id)
+        return job if job is not None and job.client == client else None
+
+    def unfinished(self) -> list[Job]:
+        """Jobs without an outcome."""
+        return [job for job in self._jobs.values() if job.state is not JobState.DONE]
+
+    def oldest_age_s(self, now: float) -> float:
+        """Seconds since the oldest unfinished job came."""
+        return max((now - job.created_at for job in self.unfinished()), default=0.0)
+
+    def add(self, job: Job, now: float) -> None:
+        """Take in a job that was admitted."""
+        self._jobs[job.job] = job
+        self._lease(job.client, job.reply, now).jobs.add(job.job)
+
+    def heard(self, client: str, inbox: str, now: float) -> None:
+        """A client with jobs here sent something."""
+        if client in self._leases:
+            self._lease(client, inbox, now)
+
+    def finish(self, job_id: str, outcome: Any, held_bytes: int, now: float) -> tuple[Job | None, list[Instruction]]:
+        """A job ended. Returns the job if somebody still wants the outcome."""
+        job = self._jobs.get(job_id)
+        if job is None or job.state is JobState.DONE:
+            return None, []
+        if job.plain:
+            self._remove(job)
+            return job, []
+        self._hold(job, outcome, held_bytes, now)
+        return job, self._over_budget(keep=job_id)
+
+    def replace_outcome(self, job_id: str, outcome: Any, now: float) -> None:
+        """Hold something small (a failure) in place of what a job held or was going to."""
+        job = self._jobs.get(job_id)
+        if job is not None:
+            self._unhold(job)
+            job.lost = True
+            self._hold(job, outcome, 0, now)
+
+    def release(self, job_ids: Iterable[str], client: str) -> list[Instruction]:
+        """The client wants nothing more of these jobs: results arrived, or it cancels."""
+        forgotten: list[Instruction] = []
+        for job_id in job_ids:
+            job = self.owned(job_id, client)
+            if job is not None:
+                self._remove(job)
+                forgotten.append(Forget(job_id))
+        return forgotten
+
+    def probe_answered(self, client: str, *, gone: bool, now: float) -> None:
+        """Whether a client's inbox still had a subscriber."""
+        lease = self._leases.get(client)
+        if lease is None:
+            return
+        if not gone:
+            lease.gone_since = None
+        elif lease.gone_since is None:
+            lease.gone_since = now
+
+    def shift_clocks(self, outage_s: float) -> None:
+        """This server was cut off: for that long nobody could have been heard."""
+        for lease in self._leases.values():
+            lease.heard_at += outage_s
+            if lease.gone_since is not None:
+                lease.gone_since += outage_s
+
+    def tick(self, now: float) -> list[Instruction]:
+        """What time alone brings about."""
+        instructions: list[Instruction] = []
+        for client, lease in list(self._leases.items()):
+            instructions += self._tick_lease(client, lease, now)
+        for job_id in list(self._held):
+            job = self._jobs[job_id]
+            if now - job.done_at < self._limits.hold_results_s:
+                break
+            if job.lost:
+                self._remove(job)
+            else:
+                instructions.append(Lose(job_id, f"not collected within {self._limits.hold_results_s:g} s"))
+        return instructions
+
+    def _tick_lease(self, client: str, lease: Lease, now: float) -> list[Instruction]:
+        limits = self._limits
+        silent_s = now - lease.heard_at
+        if silent_s < limits.probe_after_s:
+            return []
+        if lease.gone_since is not None and now - lease.gone_since >= limits.orphan_grace_s:
+            return self._forget_client(client)
+        if silent_s >= limits.orphan_timeout_s and not self._is_plain(lease):
+            return [
+                Expire(job_id, f"nothing heard of the client for {silent_s:.0f} s")
+                for job_id in sorted(lease.jobs)
+                if self._jobs[job_id].state is not JobState.DONE
+            ]
+        if now - lease.probed_at >= min(limits.probe_after_s, limits.orphan_grace_s / 2):
+            lease.probed_at = now
+            return [Probe(client, lease.inbox)]
+        return []
+
+    def _is_plain(self, lease: Lease) -> bool:
+        return any(self._jobs[job_id].plain for job_id in lease.jobs)
+
+    def _forget_client(self, client: str) -> list[Instruction]:
+        lease = self._leases[client]
+        forgotten: list[Instruction] = []
+        for job_id in sorted(lease.jobs):
+            self._remove(self._jobs[job_id])
+            forgotten.append(Forget(job_id))
+        return forgotten
+
+    def _over_budget(self, keep: str) -> list[Instruction]:
+        instructions: list[Instruction] = []
+        excess = self.held_bytes - self._limits.hold_results_bytes
+        for job_id in self._held:
+            if excess <= 0:
+                break
+            job = self._jobs[job_id]
+            if job_id != keep and job.held_bytes:
+                excess -= job.held_bytes
+                instructions.append(Lose(job_id, "the server's memory for results is used up"))
+        return instructions
+
+    def _lease(self, client: str, inbox: str, now: float) -> Lease:
+        lease = self._leases.get(client)
+        if lease is None:
+            lease = self._leases[client] = Lease(inbox, now)
+        lease.inbox, lease.heard_at, lease.gone_since = inbox or lease.inbox, now, None
+        return lease
+
+    def _hold(self, job: Job, outcome: Any, held_bytes: int, now: float) -> None:
+        job.state, job.outcome, job.held_bytes, job.done_at = JobState.DONE, outcome, held_bytes, now
+        self._held[job.job] = None
+        self.held_bytes += held_bytes
+
+    def _unhold(self, job: Job) -> None:
+        if job.job in self._held:
+            del self._held[job.job]
+            self.held_bytes -= job.held_bytes
+        job.outcome, job.held_bytes = None, 0
+
+    def _remove(self, job: Job) -> None:
+        self._unhold(job)
+        del self._jobs[job.job]
+        lease = self._leases.get(job.client)
+        if lease is not None:
+            lease.jobs.discard(job.job)
+            if not lease.jobs:
+                del self._leases[job.client]
