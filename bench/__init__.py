@@ -1,0 +1,1 @@
+"""Benchmarks: each prints ratios against a peer or a limit measured in the same run."""
