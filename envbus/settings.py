@@ -13,6 +13,8 @@ KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 
+MAX_BODY_BYTES = 4 * GIB - 1
+"""What the wire format can carry at most."""
 INLINE_BYTES = 256 * KIB
 """A body up to this size rides on its message; a larger one goes in parts."""
 PART_BYTES = 512 * KIB
@@ -46,7 +48,7 @@ class ClientSettings(BaseSettings):
     """How long jobs wait while all servers of the env are still loading."""
     start_window_s: float = Field(30.0, gt=0)
     """A request that reaches a server later than this after it was sent is not started."""
-    max_result_bytes: int = Field(1 * GIB, gt=0)
+    max_result_bytes: int = Field(1 * GIB, gt=0, le=MAX_BODY_BYTES)
     """A larger result ends in ResultTooLargeError."""
     pull_window: int = Field(8, ge=1)
     """Parts asked for and not yet here, over all transfers of this client."""
@@ -78,7 +80,7 @@ class ServerSettings(BaseSettings):
     """Memory for results that wait to be collected; over it the oldest are dropped and reported lost."""
     max_input_bytes: int = Field(256 * MIB, gt=0)
     """A larger input is refused."""
-    max_result_bytes: int = Field(1 * GIB, gt=0)
+    max_result_bytes: int = Field(1 * GIB, gt=0, le=MAX_BODY_BYTES)
     """A larger result ends in ResultTooLargeError at the client."""
     grace_s: float = Field(30.0, ge=0)
     """How long a stop waits for running rollouts before it cancels them."""

@@ -76,8 +76,8 @@ def no_leaks(request: pytest.FixtureRequest, clean_environment: None) -> Iterato
     for thread in live_threads() - threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     left_threads = live_threads() - threads
-    new_children = live_children() - children
-    psutil.wait_procs([child for child in new_children if child.ppid() != os.getpid()], timeout=SETTLE_S)
+    # Waiting for a direct child would reap it, which is the test's own duty.
+    psutil.wait_procs(live_children() - children - set(psutil.Process().children()), timeout=SETTLE_S)
     left_children = live_children() - children
     assert not left_threads, f"threads left behind: {[thread.name for thread in left_threads]}"
     assert not left_children, f"child processes left behind: {[describe_process(child) for child in left_children]}"

@@ -18,9 +18,9 @@ def to_failure(
         job=job,
         attempt=attempt,
         server=server,
-        code=error.code if isinstance(error, EnvbusError) else RemoteError.code,
+        code=_code(error),
         message=_text(error),
-        retryable=bool(getattr(error, "retryable", False)) if isinstance(error, EnvbusError) else False,
+        retryable=isinstance(error, EnvbusError) and error.retryable is True,
         origin=origin,
         causes=_causes(error),
     )
@@ -38,6 +38,12 @@ def from_failure(failure: Failure) -> CallError:
         causes=tuple(failure.causes),
         retryable=failure.retryable,
     )
+
+
+def _code(error: BaseException) -> str:
+    # An environment's own subclass may hold anything under that name, such as an HTTP status.
+    code: object = error.code if isinstance(error, EnvbusError) else None
+    return code if isinstance(code, str) else RemoteError.code
 
 
 def _causes(error: BaseException) -> list[tuple[str, str]]:

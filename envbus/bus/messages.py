@@ -7,6 +7,7 @@ fields are ignored; an unknown version is refused by name. See docs/protocol.md.
 
 from __future__ import annotations
 
+import reprlib
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -23,11 +24,18 @@ Id = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+
 Encoding = Literal["", "zstd"]
 
 
+_KINDS: dict[str, type[WireMessage]] = {}
+
+
 class WireMessage(BaseModel):
     """Base of all wire messages."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
     kind: ClassVar[str]
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        _KINDS[cls.kind] = cls
 
 
 class Parts(BaseModel):
@@ -282,6 +290,31 @@ class ExamplesPage(WireMessage):
     """A msgpack map ``{"examples": [...]}``; fewer than asked for when they would not fit on one message."""
 
 
+class Gone(WireMessage):
+    """A controller saw a server's process end: to all clients of its env, who then check for themselves."""
+
+    kind = "gone"
+    server: Id
+    reason: str = ""
+
+
+class RecentRollout(BaseModel):
+    """A rollout that ended since the last heartbeat; for displays."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    example_id: str
+    reward: float | None
+    error: str | None = None
+    """Type of the error, if it failed."""
+    duration_s: float
+    client: str
+
+
+DURATION_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
+"""Upper bounds of a heartbeat's ``duration_counts``; part of the protocol."""
+
+
 class Beat(WireMessage):
     """A server's heartbeat, once a second."""
 
@@ -312,10 +345,35 @@ class Beat(WireMessage):
     env_id: str
     fingerprint: str
     interval_s: float
+    controller: str | None = None
+    """The controller that launched it."""
+    failed_by_type: dict[str, int] = {}
+    waiting_by_client: dict[str, int] = {}
+    """First 8 digits of a client's id → jobs that it said wait; at most 20 clients."""
+    recent: list[RecentRollout] = []
+    """At most 5."""
+    jobs: int = 0
+    """Jobs taken so far; a group is one job."""
+    retried: int = 0
+    """Jobs taken that another server had before: attempts that were lost or stalled."""
+    repeated: int = 0
+    """Times that a client sent a job again which was here already."""
+    orphaned: int = 0
+    """Jobs dropped because their client was gone."""
+    lost_results: int = 0
+    """Held results that were dropped before their client had them."""
+    received_bytes: int = 0
+    """Bytes of inputs, as they travelled."""
+    sent_bytes: int = 0
+    """Bytes of results, as they travelled."""
+    duration_counts: list[int] = []
+    """Rollouts by duration: one count per bound of DURATION_BOUNDS_S, and one for what is over the last."""
+    duration_sum_s: float = 0.0
+    sent_at: float | None = None
+    """Seconds since the epoch by the server's clock."""
 
 
 M = TypeVar("M", bound=WireMessage)
-_KINDS: dict[str, type[WireMessage]] = {cls.kind: cls for cls in WireMessage.__subclasses__()}
 
 
 def pack(message: WireMessage) -> bytes:
@@ -348,7 +406,8 @@ def read_map(data: bytes) -> dict[str, Any]:
     version = fields.get("v", PROTOCOL_VERSION)
     if version != PROTOCOL_VERSION:
         raise ProtocolVersionError(
-            f"the message has protocol version {version!r}, this side speaks {PROTOCOL_VERSION}; upgrade the older side"
+            f"the message has protocol version {reprlib.repr(version)}, this side speaks {PROTOCOL_VERSION}; "
+            "upgrade the older side"
         )
     return fields
 
@@ -362,7 +421,7 @@ def parse_map(fields: dict[str, Any]) -> WireMessage:
     kind = fields.get("t")
     cls = _KINDS.get(kind) if isinstance(kind, str) else None
     if cls is None:
-        raise BadRequestError(f"unknown message kind {kind!r}")
+        raise BadRequestError(f"unknown message kind {reprlib.repr(kind)}")
     try:
         return cls.model_validate(fields)
     except ValidationError as error:

@@ -133,6 +133,11 @@ class Subjects:
         return f"{self._base}.beat.{server_id}"
 
     @property
+    def gone(self) -> str:
+        """Controller to all clients of the env: a server's process has ended."""
+        return f"{self._base}.gone"
+
+    @property
     def beats(self) -> str:
         """All heartbeats of the env."""
         return f"{self._base}.beat.*"
@@ -150,9 +155,29 @@ def check_prefix(prefix: str) -> str:
     return prefix
 
 
+def controller(controller_id: str, prefix: str = DEFAULT_PREFIX) -> str:
+    """Operator to one controller."""
+    return f"{check_prefix(prefix)}ctl.{controller_id}"
+
+
+def controller_beat(controller_id: str, prefix: str = DEFAULT_PREFIX) -> str:
+    """One controller's heartbeat."""
+    return f"{check_prefix(prefix)}ctl.beat.{controller_id}"
+
+
+def all_controller_beats(prefix: str = DEFAULT_PREFIX) -> str:
+    """Heartbeats of every controller under a prefix."""
+    return f"{check_prefix(prefix)}ctl.beat.*"
+
+
 def all_beats(prefix: str = DEFAULT_PREFIX) -> str:
     """Heartbeats of every env under a prefix."""
     return f"{check_prefix(prefix)}.*.beat.*"
+
+
+def all_gone(prefix: str = DEFAULT_PREFIX) -> str:
+    """Ends of server processes, of every env under a prefix."""
+    return f"{check_prefix(prefix)}.*.gone"
 
 
 def parse_beat(subject: str, prefix: str = DEFAULT_PREFIX) -> tuple[str, str] | None:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from envbus.errors import BusClosedError
+
 T = TypeVar("T")
 
 
@@ -78,8 +80,19 @@ class BusThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Await a coroutine that runs on the bus loop, from another loop; a cancel reaches it."""
-        return await asyncio.wrap_future(self.submit(coroutine))
+        """Await a coroutine that runs on the bus loop, from another loop; a cancel reaches it.
+
+        Raises:
+            BusClosedError: The thread was stopped meanwhile.
+        """
+        future = self.submit(coroutine)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if future.cancelled() and task is not None and not task.cancelling():
+                raise BusClosedError("the connection was closed meanwhile") from None
+            raise
 
     def stop(self, *, timeout_s: float = 5.0) -> None:
         """Cancel what still runs and end the thread."""

@@ -70,8 +70,8 @@ class Absence:
                 return kind
         return None
 
-    async def explain(self, verdict: str) -> CallError:
-        """Return the error for the waiting jobs, with what is on the bus instead."""
+    async def explain(self, verdict: str) -> CallError | None:
+        """Return the error for the waiting jobs, with what is on the bus instead; None if a server came up now."""
         env = self._subjects.env
         beats = await hear_beats(self._connection, self._subjects.prefix)
         where = self._connection.options.describe()
@@ -81,6 +81,9 @@ class Absence:
         if verdict == "fingerprint":
             there = sorted({beat.fingerprint for beat in beats if beat.env == env})
             return FingerprintError(f"no server of env {env!r} has fingerprint {self._fingerprint}; there: {there}")
+        if any(beat.env == env and beat.state != "failed" for beat in beats):
+            self.reset()
+            return None
         return NoServerError(no_server_text(env, where, sorted({beat.env for beat in beats})))
 
 

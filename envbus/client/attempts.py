@@ -86,6 +86,10 @@ class Attempts:
         """Return the number of the job's current attempt, from 1."""
         return self._tracks[job].attempt
 
+    def history(self, job: str) -> tuple[str, ...]:
+        """Return why the job was sent again, each time."""
+        return tuple(self._tracks[job].reasons)
+
     def holders(self) -> dict[str, tuple[str, ...]]:
         """Return the jobs that each server holds: whom to check about what."""
         return {server_id: tuple(sorted(server.jobs)) for server_id, server in self._servers.items()}
@@ -101,8 +105,8 @@ class Attempts:
             return [CancelOn(server, (job,))]
         track.asked_again = False
         track.servers.add(server)
-        holder = self._servers.setdefault(server, _Server(heard_at=now))
-        holder.jobs.add(job)
+        self._servers.setdefault(server, _Server()).jobs.add(job)
+        self.heard(server, now)
         return []
 
     def is_awaited_from(self, job: str, server: str) -> bool:
@@ -180,10 +184,10 @@ class Attempts:
 
     def _next_attempt(self, job: str) -> list[Instruction]:
         track = self._tracks[job]
+        track.asked_again = True
         if track.attempt >= self._max_attempts:
             return [Lost(job, track.attempt, "; ".join(track.reasons))]
         track.attempt += 1
-        track.asked_again = True
         return [Resend(job, track.reasons[-1])]
 
     def _is_on(self, job: str, server: str) -> bool:

@@ -17,9 +17,19 @@ from typing import Any, Literal, Self, cast
 from envbus.bus.address import BusOptions, resolve_bus_options
 from envbus.bus.bus import Bus
 from envbus.bus.calls import Call, call_map
-from envbus.bus.codec import decode_map, encode
+from envbus.bus.codec import Limits, decode_map, encode
 from envbus.bus.failures import from_failure
-from envbus.bus.messages import ExamplesPage, ExamplesRequest, Failure, Info, InfoRequest, WireMessage, pack, parse
+from envbus.bus.messages import (
+    Beat,
+    ExamplesPage,
+    ExamplesRequest,
+    Failure,
+    Info,
+    InfoRequest,
+    WireMessage,
+    pack,
+    parse,
+)
 from envbus.bus.subjects import DEFAULT_PREFIX, Subjects, env_name
 from envbus.bus.thread import Crossing
 from envbus.bus.transfer import pack_body
@@ -251,6 +261,12 @@ class NATSEnvClient:
         except (EnvbusError, TimeoutError):
             return False
 
+    async def servers(self) -> list[Beat]:
+        """Return the latest heartbeat of each server of the env; listens for a little over a second."""
+        bus = (await self._ensure_session())[0]
+        beats = await bus.thread.run(hear_beats(bus.connection, self._subjects.prefix))
+        return [beat for beat in beats if beat.env == self.env]
+
     async def wait_for_server(self, *, timeout_s: float | None = None) -> Info:
         """Wait until a server of the env takes jobs.
 
@@ -333,7 +349,8 @@ class NATSEnvClient:
         call = Call(kind, inputs, client, model, sampling_args, max_retries, state_columns)
         body = encode(call_map(call))
         _, session = await self._ensure_session()
-        return decode_map(await self._run_job(session, kind, len(inputs), body))
+        limits = Limits(max_bytes=self._settings.max_result_bytes)
+        return decode_map(await self._run_job(session, kind, len(inputs), body), limits=limits)
 
     async def _run_job(self, session: Session, kind: Literal["rollout", "group"], size: int, body: bytes) -> bytes:
         """Submit a job and await its end; whatever ends the wait early ends the job too."""

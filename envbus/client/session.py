@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from envbus.bus.connection import Connection, Listener, is_closed_notice, is_no_responders
+from envbus.bus.connection import RECONNECT_MAX_S, Connection, Listener, is_closed_notice, is_no_responders
 from envbus.bus.failures import from_failure
 from envbus.bus.messages import (
     Accepted,
@@ -42,6 +42,7 @@ from envbus.bus.transfer import Packed, cut, unpack_body
 from envbus.client.absence import Absence
 from envbus.client.attempts import Attempts, CancelOn, Collect, Lost, Resend
 from envbus.client.dispatch import Dispatch, PassGrant, Push, SayWaiting, UseGrant
+from envbus.client.late import LateReplies
 from envbus.client.transfers import Transfers
 from envbus.errors import (
     BusClosedError,
@@ -57,6 +58,8 @@ log = logging.getLogger("envbus.client")
 TICK_S = 0.1
 DONE_DELAY_S = 0.05
 """Confirmations of results are gathered for this long."""
+RETURN_S = 2.0
+"""After an outage others need their last pause between two tries, and up to this, to be back too."""
 CHECK_CHUNK = 5_000
 """Jobs asked about in one message."""
 ENVELOPE_BYTES = 1024
@@ -78,6 +81,9 @@ class ClientJob:
     """Seconds since the epoch, if the caller set a limit."""
     sent_to: str | None = None
     """The server whose grant was used; None after a push."""
+    unanswered: int = 0
+    """Sends that no server has accepted or refused yet."""
+    uploading_to: str | None = None
     collecting: bool = False
 
 
@@ -113,11 +119,13 @@ class Session:
             wait_repeat_s=settings.wait_repeat_s,
         )
         self._attempts = Attempts(max_attempts=settings.max_attempts, stall_timeout_s=settings.stall_timeout_s)
+        self._late = LateReplies(connection, self._stop_late, keep_s=settings.start_window_s)
         self._absence = Absence(connection, subjects, settings=settings, fingerprint=fingerprint)
         self._transfers = Transfers(connection, subjects, client_id=client_id, settings=settings)
         self._done: defaultdict[str, list[str]] = defaultdict(list)
         self._checking: set[str] = set()
         self._checked_at = 0.0
+        self._trust_503_from = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self.counts: Counter[str] = Counter()
@@ -153,12 +161,11 @@ class Session:
         for job_id in list(self._jobs):
             self._end(job_id, BusClosedError("the client was closed; the outcome of this call is unknown"), None)
         self._flush_done()
-        if holders and self._connection.is_up:
+        if self._connection.is_up:
             cancels = [self._ask_all(server, jobs) for server, jobs in holders.items()]
-            await asyncio.wait_for(
-                asyncio.gather(*cancels, return_exceptions=True), self._settings.close_timeout_s + PROBE_TIMEOUT_S
-            )
+            await asyncio.gather(*cancels, self._wait_late(), return_exceptions=True)
         self._connection.unlisten(self._listener)
+        self._late.clear()
         self._connection.unroute(self._line_token)
         self._connection.unroute(self._ignore_token)
         for task in list(self._tasks):
@@ -169,21 +176,30 @@ class Session:
         message = pack(Cancel(client=self._client_id, jobs=list(jobs)))
         await self._connection.request(self._subjects.server(server), message, timeout_s=self._settings.close_timeout_s)
 
+    async def _wait_late(self) -> None:
+        """Wait for the accepts that are still under way: their jobs are cancelled when they come."""
+        await asyncio.wait_for(self._late.answered(), self._settings.close_timeout_s)
+
+    def _stop_late(self, server: str, job_id: str) -> None:
+        self.counts["late_replies"] += 1
+        self._tell(server, Cancel(client=self._client_id, jobs=[job_id]))
+
     # ---- ends
 
     def _end(self, job_id: str, outcome: bytes | EnvbusError, served_by: str | None) -> None:
         job = self._jobs.get(job_id)
         if job is None:
-            self.counts["late_results"] += 1
             return
         self._forget(job_id, served_by)
         job.ending(outcome)
 
     def _forget(self, job_id: str, served_by: str | None) -> None:
-        del self._jobs[job_id]
-        self._connection.unroute(job_id)
+        job = self._jobs.pop(job_id)
         if served_by is not None:
             self._confirm(served_by, job_id)
+        self._connection.unroute(job_id)
+        if job.unanswered > 0:
+            self._late.expect(job_id, job.unanswered)
         self._follow_all(self._attempts.finish(job_id, served_by))
         self._dispatch_all(self._dispatch.remove(job_id, _now()))
 
@@ -216,6 +232,7 @@ class Session:
     def _send_job(self, job_id: str, *, server: str | None, grant: str | None) -> None:
         job = self._jobs[job_id]
         job.sent_to = server
+        job.unanswered += 1
         inline = len(job.body.data) <= min(INLINE_BYTES, self._connection.max_payload - ENVELOPE_BYTES)
         start_by = time.time() + self._settings.start_window_s
         run = Run(
@@ -257,9 +274,11 @@ class Session:
         return handle
 
     def _on_nobody(self, job_id: str) -> None:
-        server = self._jobs[job_id].sent_to
+        job = self._jobs[job_id]
+        job.unanswered -= 1
+        server = job.sent_to
         if server is not None:
-            self._follow_all(self._attempts.gone(server))
+            self._on_gone(server)
         self._dispatch_all(self._dispatch.refused(job_id, _now()))
 
     def _on_answer(self, job_id: str, data: bytes) -> None:
@@ -271,8 +290,11 @@ class Session:
             return
         match answer:
             case Accepted(server=server):
+                self._jobs[job_id].unanswered -= 1
                 self._on_accepted(job_id, server)
+                self._start_upload(job_id, server)
             case Busy():
+                self._jobs[job_id].unanswered -= 1
                 self._dispatch_all(self._dispatch.refused(job_id, _now()))
             case Result(server=server, encoding=encoding, body=body):
                 self._on_result(job_id, server, Packed(body, encoding, len(body)))
@@ -285,9 +307,12 @@ class Session:
     def _on_accepted(self, job_id: str, server: str) -> None:
         self._dispatch_all(self._dispatch.accepted(job_id, _now()))
         self._follow_all(self._attempts.accepted(job_id, server, _now()))
-        job = self._jobs.get(job_id)
+
+    def _start_upload(self, job_id: str, server: str) -> None:
+        job = self._jobs[job_id]
         inline_limit = min(INLINE_BYTES, self._connection.max_payload - ENVELOPE_BYTES)
-        if job is not None and len(job.body.data) > inline_limit:
+        if len(job.body.data) > inline_limit and job.uploading_to != server:
+            job.uploading_to = server
             self._spawn(self._upload(job, server))
 
     def _on_result(self, job_id: str, server: str, packed: Packed) -> None:
@@ -324,7 +349,7 @@ class Session:
             job.collecting = False
             log.warning("job %s: its result could not be collected from %s: %s", job.job, server, _first(errors))
             if isinstance(_first(errors), NoServerError):
-                self._follow_all(self._attempts.gone(server))
+                self._on_gone(server)
         except* EnvbusError as errors:
             error = _first(errors)
             assert isinstance(error, EnvbusError)
@@ -335,13 +360,18 @@ class Session:
     async def _upload(self, job: ClientJob, server: str) -> None:
         try:
             await self._transfers.push(job.job, server, job.body, self._cut(job))
-        except* NoServerError:
-            self._follow_all(self._attempts.gone(server))
         except* (TimeoutError, EnvbusError) as errors:
-            error = _first(errors)
-            log.warning("job %s: its input could not be sent to %s: %s", job.job, server, error)
-            if isinstance(error, EnvbusError) and not error.retryable:
-                self._end(job.job, error, server)
+            self._on_upload_failed(job.job, server, _first(errors))
+
+    def _on_upload_failed(self, job_id: str, server: str, error: BaseException) -> None:
+        if not self._attempts.is_awaited_from(job_id, server):
+            return
+        if isinstance(error, EnvbusError) and not error.retryable:
+            self._end(job_id, error, server)
+            return
+        reason = f"its input could not be sent to server {server[:8]}: {str(error) or type(error).__name__}"
+        self._tell(server, Cancel(client=self._client_id, jobs=[job_id]))
+        self._follow_all(self._attempts.outcome_lost(job_id, server, reason))
 
     # ---- following accepted jobs
 
@@ -352,6 +382,7 @@ class Session:
                     self.counts["resent"] += 1
                     log.warning("job %s is sent again: %s", job_id, reason)
                     self._jobs[job_id].collecting = False
+                    self._jobs[job_id].uploading_to = None
                     self._dispatch_all(self._dispatch.resend(job_id, _now()))
                 case Collect(job=job_id, server=server):
                     self._collect(job_id, server, None)
@@ -367,7 +398,7 @@ class Session:
             data = await self._connection.request(self._subjects.server(server), message, timeout_s=PROBE_TIMEOUT_S)
             status = parse_as(data, Status)
         except NoServerError:
-            self._follow_all(self._attempts.gone(server))
+            self._on_gone(server)
         except TimeoutError:
             log.debug("server %s did not answer a check", server)
         except EnvbusError as error:
@@ -376,6 +407,11 @@ class Session:
             self._on_status(server, status)
         finally:
             self._checking.discard(server)
+
+    def _on_gone(self, server: str) -> None:
+        """A 503. Soon after an outage it says no more than that the server is not back yet."""
+        if _now() >= self._trust_503_from:
+            self._follow_all(self._attempts.gone(server))
 
     def _on_status(self, server: str, status: Status) -> None:
         self._follow_all(self._attempts.status(server, done=status.done, unknown=status.unknown, now=_now()))
@@ -428,10 +464,13 @@ class Session:
 
     async def _give_up(self, verdict: str) -> None:
         """No server can take the jobs that wait: end these, not the ones that run."""
-        waiting = self._dispatch.pending()
+        waiting = set(self._dispatch.pending())
         error = await self._absence.explain(verdict)
-        for job_id in waiting:
-            self._end(job_id, error, None)
+        if error is None:
+            return
+        for job_id in waiting.intersection(self._dispatch.pending()):
+            history = "; ".join(self._attempts.history(job_id))
+            self._end(job_id, ServerLostError(f"{history}; then: {error}") if history else error, None)
 
     def _on_disconnected(self) -> None:
         self._dispatch.disconnected()
@@ -439,6 +478,7 @@ class Session:
     def _on_reconnected(self, outage_s: float) -> None:
         self._attempts.shift_clocks(outage_s)
         self._absence.reset()
+        self._trust_503_from = _now() + min(outage_s, RECONNECT_MAX_S) + RETURN_S
         self._checked_at = 0.0
         self._dispatch_all(self._dispatch.reconnected(_now()))
 

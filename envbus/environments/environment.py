@@ -19,7 +19,7 @@ from envbus.environments.model_call import ChatResult, chat
 from envbus.environments.parsers import Parser
 from envbus.environments.rubric import Rubric, RubricGroup
 from envbus.environments.running import Call
-from envbus.environments.stages import finish
+from envbus.environments.stages import TEARDOWN_LIMIT_S, finish
 from envbus.environments.state import State, new_state
 from envbus.error_chain import ErrorChain
 from envbus.errors import UsageError
@@ -260,7 +260,7 @@ class Environment(EvaluatingMixin):
             return
         self._closed = True
         await self.stop_server()
-        await finish(self._tear_down())
+        await finish(self._tear_down(), limit_s=TEARDOWN_LIMIT_S)
 
     async def _tear_down(self) -> None:
         for hook in (self.rubric.teardown, *find_hooks(self, "teardown")):

@@ -14,14 +14,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from envbus.bus.lifeline import Lifeline, kill_group, spawn_group
-from envbus.errors import EnvbusError, EnvironmentCrashedError, EnvironmentLoadError, UsageError
+from envbus.errors import (
+    EnvArgsError,
+    EnvbusError,
+    EnvironmentCrashedError,
+    EnvironmentNotFoundError,
+    LoaderMissingError,
+    UsageError,
+)
 from envbus.logs import tail
 
-QUOTED_LINES = 15
+QUOTED_LINES = 20
 _ERROR_LINE = re.compile(r"error\[(\w+)\]: (.*)")
-_LOAD_ERRORS: dict[str, type[EnvbusError]] = {
-    cls.code: cls for cls in (UsageError, *EnvironmentLoadError.__subclasses__()) if cls is not EnvironmentCrashedError
-}
+_TOLD_AS_THEY_ARE: tuple[type[EnvbusError], ...] = (
+    UsageError,
+    EnvironmentNotFoundError,
+    LoaderMissingError,
+    EnvArgsError,
+)
+"""Errors whose message says it all; other ends are told with the log."""
 
 
 class ServerProcess:
@@ -94,8 +105,9 @@ class ServerProcess:
         """The error for a process that ended before it was ready."""
         lines = self.log_tail()
         said = _ERROR_LINE.search(lines[-1]) if lines else None
-        if said and said[1] in _LOAD_ERRORS:
-            return _LOAD_ERRORS[said[1]](said[2])
+        for kind in _TOLD_AS_THEY_ARE:
+            if said and said[1] == kind.code:
+                return kind(said[2])
         return EnvironmentCrashedError(
             f"the server of env {env_id!r} ended while loading: {self.end}; {self.quoted_log()}"
         )

@@ -26,6 +26,10 @@ ENV_ARGS_VAR = "ENVBUS_SERVE_ENV_ARGS"
 EXTRA_ENV_KWARGS_VAR = "ENVBUS_SERVE_EXTRA_ENV_KWARGS"
 STOP_GRACE_S = 30.0
 """How long stop() waits for teardown hooks before it kills."""
+_DRAIN_S = 5.0
+"""How long stop() waits for jobs of others on a shared bus."""
+_LOADING_GRACE_S = 3.0
+"""The same for servers that have not loaded yet: there is nothing to tear down."""
 _KILL_WAIT_S = 3.0
 _POLL_S = 0.05
 
@@ -107,23 +111,28 @@ class Sidecar:
             sidecar._spawn(options, {URL_VAR: address, **variables}, files)
             await sidecar._until_ready(startup_timeout_s)
         except BaseException:
-            await sidecar.stop()
+            await sidecar.stop(grace_s=_LOADING_GRACE_S)
             raise
         return sidecar
 
     async def stop(self, *, grace_s: float = STOP_GRACE_S) -> None:
         """Close the client and stop the servers, all at the same time; what is not gone after the grace is killed."""
+        crashed = any(process.returncode not in (None, 0) for process in self.processes)
         try:
             await self.client.close()
             for process in self.processes:
                 process.terminate()
+            if self._nats is None:
+                await self._gone(_DRAIN_S)  # other clients of that bus may have jobs here
+            self._lifeline.close()  # ends the servers' wait for jobs, not their teardown
             await self._gone(grace_s)
         finally:
             self.kill()
             await self._gone(_KILL_WAIT_S)
             if self._nats is not None:
                 await self._nats.stop()
-            self._drop_logs()
+            if self._own_log_dir is not None and not crashed:
+                shutil.rmtree(self._own_log_dir, ignore_errors=True)
 
     def kill(self) -> None:
         """Kill the servers and what they started, at once."""
@@ -173,11 +182,6 @@ class Sidecar:
                 await self.all_ended()
         except TimeoutError:
             pass
-
-    def _drop_logs(self) -> None:
-        crashed = any(process.returncode != 0 for process in self.processes)
-        if self._own_log_dir is not None and not crashed:
-            shutil.rmtree(self._own_log_dir, ignore_errors=True)
 
 
 def _serve_options(

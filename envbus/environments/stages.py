@@ -20,7 +20,9 @@ from envbus.errors import InfraError, InvalidModelResponseError, RolloutError, R
 logger = logging.getLogger(__name__)
 
 CLEANUP_LIMIT_S = 60.0
-"""Longest time that the cleanup hooks of a rollout, or the teardown hooks of an environment, may take."""
+"""Longest time that the cleanup hooks of a rollout may take."""
+TEARDOWN_LIMIT_S = 600.0
+"""Longest time that the teardown hooks of an environment may take; a server's teardown_timeout_s comes before it."""
 RETRY_INITIAL_S = 1.0
 RETRY_MAX_S = 60.0
 
@@ -53,9 +55,9 @@ async def limited(work: Coroutine[Any, Any, None], *, what: str, limit_s: float 
         raise RolloutTimeoutError(f"{what} took longer than timeout_seconds = {limit_s:g}") from error
 
 
-async def finish(work: Coroutine[Any, Any, None]) -> None:
-    """Await cleanup ``work`` to its end even when this task is cancelled meanwhile; bounded by CLEANUP_LIMIT_S."""
-    task = asyncio.create_task(_bounded(work))
+async def finish(work: Coroutine[Any, Any, None], *, limit_s: float = CLEANUP_LIMIT_S) -> None:
+    """Await cleanup ``work`` to its end, or its limit, even when this task is cancelled meanwhile."""
+    task = asyncio.create_task(_bounded(work, limit_s))
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -69,8 +71,8 @@ async def finish(work: Coroutine[Any, Any, None]) -> None:
     task.result()
 
 
-async def _bounded(work: Coroutine[Any, Any, None]) -> None:
-    async with asyncio.timeout(CLEANUP_LIMIT_S):
+async def _bounded(work: Coroutine[Any, Any, None], limit_s: float) -> None:
+    async with asyncio.timeout(limit_s):
         await work
 
 

@@ -20,6 +20,9 @@ from envbus.bus.subjects import Subjects
 from envbus.bus.thread import Crossing
 from envbus.server.identity import Identity
 from envbus.server.reception import Reception
+from envbus.server.rollout_log import CLIENT_DIGITS
+
+MAX_CLIENTS_TOLD = 20
 
 
 class LoopLag:
@@ -62,6 +65,7 @@ class Beats:
         identity: Identity,
         lag: Callable[[], float],
         interval_s: float,
+        controller: str | None = None,
     ) -> None:
         self._connection = connection
         self._subject = subjects.beat(identity.server_id)
@@ -69,6 +73,7 @@ class Beats:
         self._identity = identity
         self._lag = lag
         self._interval_s = interval_s
+        self._controller = controller
         self._started_at = time.time()
         self._process = psutil.Process()
         self.error: str | None = None
@@ -82,11 +87,13 @@ class Beats:
 
     async def send(self) -> None:
         """Beat once, now; skipped while the connection is down."""
-        await self._connection.publish(self._subject, pack(self._beat()))
+        recent = self._reception.rollouts.take_recent()
+        await self._connection.publish(self._subject, pack(self.now().model_copy(update={"recent": recent})))
 
-    def _beat(self) -> Beat:
+    def now(self) -> Beat:
+        """Return the state as a heartbeat without its recent rollouts."""
         reception, counts, identity = self._reception, self._reception.counts, self._identity
-        slots = reception.slots
+        slots, rollouts = reception.slots, reception.rollouts
         state = reception.state
         if state == "ready" and slots.in_flight >= slots.capacity:
             state = "full"
@@ -115,4 +122,19 @@ class Beats:
             env_id=identity.env_id,
             fingerprint=identity.fingerprint,
             interval_s=self._interval_s,
+            controller=self._controller,
+            failed_by_type=dict(rollouts.failed_by_type),
+            waiting_by_client={
+                client[:CLIENT_DIGITS]: jobs for client, jobs in slots.line.longest(MAX_CLIENTS_TOLD).items()
+            },
+            jobs=counts["jobs"],
+            retried=counts["retried"],
+            repeated=counts["repeated"],
+            orphaned=counts["orphaned"],
+            lost_results=counts["lost_results"],
+            received_bytes=counts["received_bytes"],
+            sent_bytes=counts["sent_bytes"],
+            duration_counts=list(rollouts.duration_counts),
+            duration_sum_s=round(rollouts.duration_sum_s, 3),
+            sent_at=time.time(),
         )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from envbus.bus.codec import encode
@@ -20,6 +22,16 @@ from envbus.settings import ServerSettings
 from envbus.types import HostableEnvironment
 
 log = logging.getLogger("envbus.server")
+
+
+@dataclass(slots=True)
+class EndpointUse:
+    """How often an endpoint was asked, and how that went."""
+
+    requests: int = 0
+    errors: int = 0
+    time_s: float = 0.0
+    last_error: str = ""
 
 
 class Catalogue:
@@ -43,11 +55,15 @@ class Catalogue:
         self._examples: Sequence[Mapping[str, Any]] | None = None
         self._requires_groups: bool | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self.uses = {subjects.info: EndpointUse(), subjects.examples: EndpointUse()}
+        """By subject."""
 
     async def open(self) -> None:
         """Answer requests."""
-        await self._connection.subscribe(self._subjects.info, self._on_request, queue=WORK_QUEUE)
-        await self._connection.subscribe(self._subjects.examples, self._on_request, queue=WORK_QUEUE)
+        self._subscriptions = [
+            await self._connection.subscribe(subject, self._on_request, queue=WORK_QUEUE)
+            for subject in (self._subjects.info, self._subjects.examples)
+        ]
 
     async def describe(self, environment: HostableEnvironment) -> None:
         """Look at the loaded environment; on the env's loop, before it takes jobs."""
@@ -61,6 +77,8 @@ class Catalogue:
 
     async def close(self) -> None:
         """Answer no more."""
+        for subscription in self._subscriptions:
+            await self._connection.leave(subscription)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -73,12 +91,17 @@ class Catalogue:
         task.add_done_callback(self._tasks.discard)
 
     async def _reply(self, message: Any) -> None:
+        use, started = self.uses[message.subject], time.monotonic()
+        use.requests += 1
         try:
             answer = await self._answer(message)
         except Exception as error:
+            use.errors += 1
+            use.last_error = type(error).__name__
             if not isinstance(error, EnvbusError):
                 log.exception("a request on %s failed", message.subject)
             answer = to_failure(error, origin=self._identity.server_id)
+        use.time_s += time.monotonic() - started
         await self._connection.publish(message.reply, pack(answer))
 
     async def _answer(self, message: Any) -> WireMessage:

@@ -1,16 +1,23 @@
-"""An operator's orders to one server: drain, stop, log level. Runs on the bus thread."""
+"""An operator's orders to one server (drain, stop, log level) and questions (is it there, its log).
+
+Runs on the bus thread; the log file is read elsewhere.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from envbus.bus.connection import Connection
+from envbus.bus.control_messages import LogLines, LogsRequest, StatusRequest
 from envbus.bus.failures import to_failure
-from envbus.bus.messages import Control, Ok, WireMessage, pack, parse_as
+from envbus.bus.messages import Control, Ok, WireMessage, pack, parse
 from envbus.bus.subjects import Subjects
 from envbus.errors import BadRequestError, EnvbusError
+from envbus.server.log_lines import MAX_BYTES, read_log
 from envbus.server.reception import Reception
 
 log = logging.getLogger("envbus.server")
@@ -21,31 +28,86 @@ class ControlDesk:
     """Obeys operators.
 
     Args:
-        stop: Called for ``stop`` and for ``drain``: a drained server ends.
+        stop: Called with ``"stop"`` or ``"drain"``: a drained server ends.
+        log_file: Where this server logs, for operators who ask for lines.
     """
 
     def __init__(
-        self, connection: Connection, subjects: Subjects, reception: Reception, *, stop: Callable[[], None]
+        self,
+        connection: Connection,
+        subjects: Subjects,
+        reception: Reception,
+        *,
+        stop: Callable[[str], None],
+        log_file: Path | str | None = None,
     ) -> None:
         self._connection = connection
         self._subjects = subjects
         self._reception = reception
         self._stop = stop
+        self._log_file = log_file
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self, server_id: str) -> None:
         """Listen for orders to this server and to all of its env."""
         self._server_id = server_id
-        for subject in (self._subjects.ctl(server_id), self._subjects.ctl_all):
+        self._subscriptions = [
             await self._connection.subscribe(subject, self._on_order)
+            for subject in (self._subjects.ctl(server_id), self._subjects.ctl_all)
+        ]
+
+    async def close(self) -> None:
+        """Listen no more."""
+        for subscription in self._subscriptions:
+            await self._connection.leave(subscription)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _on_order(self, message: Any) -> None:
-        answer: WireMessage
         try:
-            answer = self._obey(parse_as(message.data, Control))
+            request = parse(message.data)
+            if isinstance(request, LogsRequest):
+                self._tell_log(request, message.reply)
+                return
+            answer = self._answer(request)
         except EnvbusError as error:
             answer = to_failure(error, origin=self._server_id)
-        if self._connection.is_inbox(message.reply):
-            self._connection.send(message.reply, pack(answer))
+        self._reply(message.reply, answer)
+
+    def _answer(self, request: WireMessage) -> WireMessage:
+        match request:
+            case Control():
+                return self._obey(request)
+            case StatusRequest():
+                return Ok(server=self._server_id, state=self._reception.state)
+        raise BadRequestError(f"{request.kind!r} is no order to a server")
+
+    def _reply(self, reply: str, answer: WireMessage) -> None:
+        if self._connection.is_inbox(reply):
+            self._connection.send(reply, pack(answer))
+
+    def _tell_log(self, request: LogsRequest, reply: str) -> None:
+        if self._log_file is None:
+            raise BadRequestError("this server has no log file: start it with --log-file, or by envbus up")
+        task = asyncio.get_running_loop().create_task(self._read_log(self._log_file, request, reply))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _read_log(self, log_file: Path | str, request: LogsRequest, reply: str) -> None:
+        answer: WireMessage
+        # A byte that is no text becomes three.
+        max_bytes = min(MAX_BYTES, self._connection.max_payload // 4)
+        try:
+            lines, following = await asyncio.to_thread(
+                read_log, log_file, lines=request.lines, after=request.after, max_bytes=max_bytes
+            )
+            answer = LogLines(server=self._server_id, lines=lines, next=following)
+        except OSError as error:
+            answer = to_failure(
+                BadRequestError(f"cannot read the log file {log_file}: {error.strerror}"), origin=self._server_id
+            )
+        self._reply(reply, answer)
 
     def _obey(self, order: Control) -> Ok:
         log.info("operator: %s %s", order.action, order.level or "")
@@ -56,5 +118,5 @@ class ControlDesk:
             logging.getLogger("envbus").setLevel(level)
         else:
             self._reception.drain()
-            self._stop()
+            self._stop(order.action)
         return Ok(server=self._server_id, state=self._reception.state)

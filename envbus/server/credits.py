@@ -26,16 +26,19 @@ class Credits:
         self._subject = subject
         self._handler = handler
         self._live: dict[Subscription, int] = {}
+        self._one_at_a_time = asyncio.Lock()
 
     async def add(self, count: int) -> None:
         """Let ``count`` more jobs in."""
-        self._live = {sub: limit for sub, limit in self._live.items() if sub.received < limit}
-        subscription = await self._connection.subscribe_limited(
-            self._subject, self._handler, queue=WORK_QUEUE, limit=count
-        )
-        self._live[subscription] = count
+        async with self._one_at_a_time:
+            self._live = {sub: limit for sub, limit in self._live.items() if sub.received < limit}
+            subscription = await self._connection.subscribe_limited(
+                self._subject, self._handler, queue=WORK_QUEUE, limit=count
+            )
+            self._live[subscription] = count
 
     async def withdraw(self) -> None:
         """Leave the queue group; when this returns, what was under way has been handled."""
-        leaving, self._live = self._live, {}
-        await asyncio.gather(*(self._connection.leave(subscription) for subscription in leaving))
+        async with self._one_at_a_time:
+            leaving, self._live = self._live, {}
+            await asyncio.gather(*(self._connection.leave(subscription) for subscription in leaving))

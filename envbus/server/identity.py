@@ -34,13 +34,15 @@ class Identity:
     fingerprint: str
 
 
-def new_identity(env_id: str, env_args: Mapping[str, Any] | None, name: str | None) -> Identity:
+def new_identity(
+    env_id: str, env_args: Mapping[str, Any] | None, name: str | None, server_id: str | None = None
+) -> Identity:
     """Make up the identity of a server that starts now."""
     versions = _versions(env_id)
     args = dict(env_args or {})
     served = json.dumps([env_id, args, versions.get("env")], sort_keys=True, default=str)
     return Identity(
-        server_id=secrets.token_hex(16),
+        server_id=server_id or secrets.token_hex(16),
         env=env_name(env_id, args, name),
         env_id=env_id,
         env_args=args,

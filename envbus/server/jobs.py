@@ -194,12 +194,16 @@ class Jobs:
             lease.heard_at += outage_s
             if lease.gone_since is not None:
                 lease.gone_since += outage_s
+        for job_id in self._held:
+            self._jobs[job_id].done_at += outage_s
 
     def tick(self, now: float) -> list[Instruction]:
         """What time alone brings about."""
         instructions: list[Instruction] = []
         for client, lease in list(self._leases.items()):
-            instructions += self._tick_lease(client, lease, now)
+            # A plain request's one reply is its result: whether anybody still waits for it cannot be asked.
+            if not self._is_plain(lease):
+                instructions += self._tick_lease(client, lease, now)
         for job_id in list(self._held):
             job = self._jobs[job_id]
             if now - job.done_at < self._limits.hold_results_s:
@@ -217,12 +221,10 @@ class Jobs:
             return []
         if lease.gone_since is not None and now - lease.gone_since >= limits.orphan_grace_s:
             return self._forget_client(client)
-        if silent_s >= limits.orphan_timeout_s and not self._is_plain(lease):
-            return [
-                Expire(job_id, f"nothing heard of the client for {silent_s:.0f} s")
-                for job_id in sorted(lease.jobs)
-                if self._jobs[job_id].state is not JobState.DONE
-            ]
+        if silent_s >= limits.orphan_timeout_s:
+            unfinished = [job_id for job_id in sorted(lease.jobs) if self._jobs[job_id].state is not JobState.DONE]
+            if unfinished:
+                return [Expire(job_id, f"nothing heard of the client for {silent_s:.0f} s") for job_id in unfinished]
         if now - lease.probed_at >= min(limits.probe_after_s, limits.orphan_grace_s / 2):
             lease.probed_at = now
             return [Probe(client, lease.inbox)]

@@ -6,6 +6,7 @@ client with ten jobs does not wait behind another's thousand.
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 
 
@@ -36,6 +37,11 @@ class Line:
     def jobs(self) -> int:
         """Jobs that the waiting clients said they have. The same job may wait at every server."""
         return sum(waiter.jobs for waiter in self._waiters.values())
+
+    def longest(self, count: int) -> dict[str, int]:
+        """Return the clients with the most waiting jobs, at most ``count``, and how many each has."""
+        waiters = heapq.nlargest(count, self._waiters.values(), key=lambda waiter: waiter.jobs)
+        return {waiter.client: waiter.jobs for waiter in waiters}
 
     def put(self, client: str, *, inbox: str, jobs: int, priority: int, now: float) -> None:
         """Note what a client said; 0 jobs takes it off the line. It keeps its place if it has one."""

@@ -17,20 +17,25 @@ from envbus.environments.model_client import NO_KEY, ModelClients
 from envbus.errors import ModelKeyError, UsageError
 from envbus.types import ClientConfig, EndpointConfig
 
+ANY_KEY = "*"
+
 
 class KeyPolicy:
     """Pairs of a key's variable and the origin it may be sent to.
 
     Args:
-        allowed: Entries ``"VARIABLE=ORIGIN"``, e.g. ``"OPENAI_API_KEY=https://api.openai.com"``.
+        allowed: Entries ``"VARIABLE=ORIGIN"``, e.g. ``"OPENAI_API_KEY=https://api.openai.com"``; ``"*"`` allows
+            every key everywhere: only for a server that nobody but its own user can reach.
 
     Raises:
         UsageError: An entry is not of that form.
     """
 
     def __init__(self, allowed: Iterable[str] = ()) -> None:
+        entries = set(allowed)
+        self._allows_all = ANY_KEY in entries
         self._pairs: set[tuple[str, str]] = set()
-        for entry in allowed:
+        for entry in sorted(entries - {ANY_KEY}):
             variable, equals, url = entry.partition("=")
             if not variable or not equals or not urlsplit(url).hostname:
                 raise UsageError(f"--allow-key {entry!r}: write VARIABLE=https://host")
@@ -47,7 +52,7 @@ class KeyPolicy:
             return NO_KEY
         value = os.environ.get(variable, "")
         where = origin(endpoint.api_base_url)
-        if not value or (variable, where) not in self._pairs:
+        if not value or not (self._allows_all or (variable, where) in self._pairs):
             raise ModelKeyError(
                 f"the key in {variable} may not be used for {where} by the server on {socket.gethostname()}: "
                 f"set it there and start the server with --allow-key {variable}={where}, "

@@ -8,10 +8,12 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
+from envbus.bus.calls import MAX_GROUP
 from envbus.bus.codec import decode_map, encode
-from envbus.bus.messages import PROTOCOL_VERSION, Failure, Run
+from envbus.bus.failures import to_failure
+from envbus.bus.messages import PROTOCOL_VERSION, WIRE_LIMITS, Failure, Run
 from envbus.bus.transfer import unpack_body
-from envbus.errors import BadRequestError, PayloadTooLargeError
+from envbus.errors import BadRequestError, DecodeError, PayloadTooLargeError
 from envbus.server.outcomes import HeldResult
 
 
@@ -24,8 +26,8 @@ def as_run(fields: dict[str, Any]) -> Run:
     group = fields.get("group_inputs")
     if group is None and "input" not in fields:
         raise BadRequestError("a request has 'input' (run_rollout) or 'group_inputs' (run_group), or a kind 't'")
-    if group is not None and (not isinstance(group, list) or not group):
-        raise BadRequestError("'group_inputs' must be a list of inputs")
+    if group is not None and (not isinstance(group, list) or not 0 < len(group) <= MAX_GROUP):
+        raise BadRequestError(f"'group_inputs' must be a list of 1 to {MAX_GROUP} inputs")
     size = len(group) if group is not None else 1
     return Run(
         job=secrets.token_hex(16), attempt=1, client="plain", call="rollout" if group is None else "group", size=size
@@ -43,6 +45,20 @@ def answer(outcome: HeldResult | Failure, *, max_payload: int) -> bytes:
         error = PayloadTooLargeError(size_bytes=len(reply), limit_bytes=max_payload, what="the result")
         return _error(error.code, f"{error}; or use the job protocol, which sends results in parts")
     return reply
+
+
+def is_plain(data: bytes) -> bool:
+    """Whether a message that was refused is no message of the job protocol."""
+    try:
+        return "t" not in decode_map(data, limits=WIRE_LIMITS)
+    except DecodeError:
+        return True
+
+
+def refusal(error: BaseException) -> bytes:
+    """Return the reply to a request that was refused."""
+    failure = to_failure(error, origin="")
+    return _error(failure.code, failure.message, retryable=failure.retryable, causes=failure.causes)
 
 
 def busy(reason: str) -> bytes:

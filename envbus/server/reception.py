@@ -52,6 +52,7 @@ from envbus.server import plain_requests
 from envbus.server.credits import Credits
 from envbus.server.jobs import Expire, Forget, Job, Jobs, JobState, LeaseLimits, Lose, Probe
 from envbus.server.outcomes import HeldResult, hold, tell, tell_part
+from envbus.server.rollout_log import RolloutLog
 from envbus.server.runner import Tally, Work
 from envbus.server.slots import AddCredits, SendGrant, Slots, WithdrawCredits
 from envbus.server.uploads import Uploads
@@ -110,19 +111,23 @@ class Reception:
         )
         self.state = "loading"
         self.counts: Counter[str] = Counter()
+        self.rollouts = RolloutLog()
         self._credits = Credits(connection, subjects.rollout, self._on_push)
         self._uploads = Uploads(settings.max_input_bytes)
         self._listener = Listener(on_reconnected=self._on_reconnected)
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
+        self._withdrawing = False
 
     # ---- life
 
     async def open(self) -> None:
         """Be reachable, but take no jobs yet."""
         self._connection.listen(self._listener)
-        await self._connection.subscribe(self._subjects.server(self._server_id), self._guarded(self._on_direct))
-        await self._connection.subscribe(self._subjects.wait, self._guarded(self._on_wait))
+        self._subscriptions = [
+            await self._connection.subscribe(self._subjects.server(self._server_id), self._guarded(self._on_direct)),
+            await self._connection.subscribe(self._subjects.wait, self._guarded(self._on_wait)),
+        ]
         self._spawn(self._tick_forever())
 
     def ready(self) -> None:
@@ -157,6 +162,8 @@ class Reception:
     async def close(self) -> None:
         """Stop listening; what is still held is dropped."""
         self._connection.unlisten(self._listener)
+        for subscription in self._subscriptions:
+            await self._connection.leave(subscription)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -172,6 +179,8 @@ class Reception:
         self.counts["done"] += tally.done
         self.counts["failed"] += tally.failed
         self.counts["cancelled"] += tally.cancelled
+        job = self.jobs.get(job_id)
+        self.rollouts.add(tally.ended, job.client if job is not None and not job.plain else "")
         self._apply(self.slots.release(job_id, _now()))
         if isinstance(outcome, Failure):
             self._end(job_id, outcome)
@@ -199,11 +208,14 @@ class Reception:
             data = plain_requests.answer(outcome, max_payload=limit)
         else:
             data = tell(outcome, job=job.job, attempt=job.attempt, server=self._server_id, max_payload=limit)
+        self.counts["sent_bytes"] += len(data)
         self._connection.send(job.reply, data)
 
     # ---- from clients
 
     def _on_push(self, message: Any) -> None:
+        if not is_closed_notice(message) and not self._connection.is_inbox(message.reply):
+            self._apply(self.slots.bounce(_now()))
         self._guarded(self._admit_pushed)(message)
 
     def _admit_pushed(self, message: Any) -> None:
@@ -212,7 +224,7 @@ class Reception:
             run = plain_requests.as_run(fields) if "t" not in fields else parse_map(fields)
             if not isinstance(run, Run):
                 raise BadRequestError(f"{run.kind!r} does not belong on {self._subjects.rollout}")
-        except EnvbusError:
+        except Exception:
             self._apply(self.slots.bounce(_now()))
             raise
         plain = fields if "t" not in fields else None
@@ -226,7 +238,7 @@ class Reception:
 
     def _admit_granted(self, run: Run, message: Any) -> None:
         if self._refusal(run) is not None or self.jobs.get(run.job) is not None:
-            self._apply(self.slots.decline(run.grant or "", run.client, _now()))
+            self._apply(self.slots.waste(run.grant or "", run.client, _now()))
             self._again_or_refuse(run, message.reply, None)
             return
         admitted, instructions = self.slots.redeem(run.grant or "", run.client, run.job, run.size, _now())
@@ -253,6 +265,7 @@ class Reception:
         elif refusal is not None:
             self._say_busy(run, reply, plain, refusal)
         elif (job := self.jobs.owned(run.job, run.client)) is not None:
+            self.counts["repeated"] += 1
             job.reply, job.attempt = reply, run.attempt
             self._accept(run, reply)
             if job.state is JobState.DONE:
@@ -266,9 +279,12 @@ class Reception:
         job = Job(run.job, run.client if plain is None else reply, run.attempt, run.size, reply, now)
         job.plain = plain is not None
         self.jobs.add(job, now)
+        self.counts["jobs"] += 1
+        self.counts["retried"] += run.attempt > 1
+        self.counts["received_bytes"] += len(run.body or b"")
         log.debug("job %s attempt %d accepted from client %s", run.job, run.attempt, run.client)
         if plain is not None:
-            self._start(job, Work(run.job, call=plain, compress=False))
+            self._start(job, Work(run.job, run.size, call=plain, compress=False))
             return
         self._accept(run, reply)
         try:
@@ -276,7 +292,7 @@ class Reception:
                 self._uploads.begin(run.job, run.upload)
             elif run.body is not None:
                 limit = self._settings.max_input_bytes
-                self._start(job, Work(run.job, run.body, run.encoding, max_input_bytes=limit))
+                self._start(job, Work(run.job, run.size, run.body, run.encoding, max_input_bytes=limit))
             else:
                 raise BadRequestError("run: neither 'body' nor 'upload' is there")
         except EnvbusError as error:
@@ -360,15 +376,18 @@ class Reception:
         job = self.jobs.owned(fetch.job, fetch.client)
         if job is None or not isinstance(job.outcome, HeldResult):
             raise ResultLostError(f"no result of job {fetch.job} is held here", origin=self._server_id)
-        return tell_part(job.outcome, job=fetch.job, index=fetch.index)
+        part = tell_part(job.outcome, job=fetch.job, index=fetch.index)
+        self.counts["sent_bytes"] += len(part.data)
+        return part
 
     def _take_part(self, part: Part) -> WireMessage:
         job = self.jobs.owned(part.job, part.client)
         if job is None:
             raise BadRequestError(f"no input of job {part.job} is awaited here")
+        self.counts["received_bytes"] += len(part.data)
         body = self._uploads.put(part.job, part.index, part.data)
         if body is not None and job.state is JobState.RECEIVING:
-            self._start(job, Work(part.job, body, max_input_bytes=self._settings.max_input_bytes))
+            self._start(job, Work(part.job, job.size, body, max_input_bytes=self._settings.max_input_bytes))
         return Ok(server=self._server_id, state=self.state)
 
     # ---- instructions
@@ -391,9 +410,9 @@ class Reception:
                 case Probe(client=client, inbox=inbox):
                     self._spawn(self._probe(client, inbox))
                 case Forget(job=job_id):
-                    self._uploads.drop(job_id)
                     self._stop(job_id)
                 case Expire(job=job_id, reason=reason):
+                    self.counts["orphaned"] += 1
                     log.warning("job %s: %s; cancelled", job_id, reason)
                     self._stop(job_id)
                     self._replace(job_id, LeaseExpiredError(reason, origin=self._server_id))
@@ -416,7 +435,13 @@ class Reception:
             await self._credits.add(count)
 
     async def _withdraw(self) -> None:
-        await self._credits.withdraw()
+        if self._withdrawing:
+            return
+        self._withdrawing = True
+        try:
+            await self._credits.withdraw()
+        finally:
+            self._withdrawing = False
         self._apply(self.slots.credits_gone(_now()))
 
     async def _probe(self, client: str, inbox: str) -> None:
@@ -437,7 +462,9 @@ class Reception:
             await asyncio.sleep(TICK_S)
             if self._connection.is_up:
                 self._apply(self.slots.tick(_now()))
-                self._obey(self.jobs.tick(_now()))
+                instructions = self.jobs.tick(_now())
+                self.counts["orphaned"] += sum(isinstance(instruction, Forget) for instruction in instructions)
+                self._obey(instructions)
 
     def _on_reconnected(self, outage_s: float) -> None:
         self.jobs.shift_clocks(outage_s)
@@ -457,12 +484,18 @@ class Reception:
                 handler(message)
             except EnvbusError as error:
                 self.counts["refused"] += 1
-                self._connection.send(message.reply, pack(to_failure(error, origin=self._server_id)))
+                self._refuse(message, error)
             except Exception as error:
                 log.exception("a message on %s could not be handled", message.subject)
-                self._connection.send(message.reply, pack(to_failure(error, origin=self._server_id)))
+                self._refuse(message, error)
 
         return handle
+
+    def _refuse(self, message: Any, error: Exception) -> None:
+        if message.subject == self._subjects.rollout and plain_requests.is_plain(message.data):
+            self._connection.send(message.reply, plain_requests.refusal(error))
+        else:
+            self._connection.send(message.reply, pack(to_failure(error, origin=self._server_id)))
 
     def _spawn(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -11,20 +11,25 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from envbus.bus.calls import Call, read_call
-from envbus.bus.codec import decode_map, encode
+from envbus.bus.codec import Limits, decode_map, encode
 from envbus.bus.failures import to_failure
 from envbus.bus.messages import Failure
 from envbus.bus.transfer import COMPRESS_OVER_BYTES, Packed, pack_body, unpack_body
 from envbus.errors import BadRequestError, CallCancelledError, EncodeError, EnvbusError
 from envbus.evaluation.rows import checked_outputs, failed_output
 from envbus.server.model_endpoints import ModelEndpoints
+from envbus.settings import MAX_BODY_BYTES
+from envbus.server.rollout_log import EndedRollout, ended_rollout
 from envbus.types import HostableEnvironment, RolloutInput, RolloutOutput
 
 log = logging.getLogger("envbus.server")
+
+RESULT_LIMITS = Limits(max_bytes=MAX_BODY_BYTES)
+"""The ceiling for results is the server's setting, which is checked once a result is encoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,7 @@ class Work:
     """One admitted job. ``call`` is the map of a plain request; else ``body`` holds it."""
 
     job: str
+    size: int
     body: bytes = b""
     encoding: Any = ""
     call: Mapping[str, Any] | None = None
@@ -50,6 +56,8 @@ class Tally:
     done: int = 0
     failed: int = 0
     cancelled: int = 0
+    ended: list[EndedRollout] = field(default_factory=list)
+    """Those that were not cancelled."""
 
 
 class Runner:
@@ -80,18 +88,20 @@ class Runner:
     def cancel(self, job: str) -> None:
         """Cancel a job if it runs; its outcome is still reported."""
         task = self._tasks.get(job)
-        if task is not None:
+        if task is not None and not task.cancelling():  # a second cancel would cut its cleanup short
             task.cancel()
 
-    async def stop(self) -> None:
-        """Cancel all jobs and wait for their cleanup."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async def stop(self, *, timeout_s: float) -> None:
+        """Cancel all jobs and wait for their cleanup, so long at most."""
+        for job in list(self._tasks):
+            self.cancel(job)
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=timeout_s)
+        for job in self._tasks:
+            log.error("job %s did not end within %g s of its cancel; it is left", job, timeout_s)
 
     async def _run(self, work: Work) -> None:
-        tally = Tally()
+        tally, started = Tally(), time.monotonic()
         outcome: Packed | Failure
         try:
             outcome = await self._outcome(work, tally)
@@ -99,20 +109,26 @@ class Runner:
             tally.cancelled += 1
             outcome = to_failure(CallCancelledError("cancelled on the server"), origin=self._server_id)
         except EnvbusError as error:
-            tally.failed += 1
-            outcome = to_failure(error, origin=self._server_id)
+            outcome = self._failure(error, tally, started)
         except Exception as error:
-            tally.failed += 1
             log.exception("job %s: unexpected error", work.job)
-            outcome = to_failure(error, origin=self._server_id)
+            outcome = self._failure(error, tally, started)
         self._report(work.job, outcome, tally)
+
+    def _failure(self, error: Exception, tally: Tally, started: float) -> Failure:
+        tally.failed += 1
+        tally.ended.append(EndedRollout("?", None, type(error).__name__, time.monotonic() - started))
+        return to_failure(error, origin=self._server_id)
 
     async def _outcome(self, work: Work, tally: Tally) -> Packed:
         call = read_call(work.call if work.call is not None else self._decode(work))
         if call.kind == "rollout" and self._environment.requires_group_rollouts:
             raise BadRequestError("this environment scores its rollouts in groups: call run_group")
+        if call.size != work.size:
+            raise BadRequestError(f"the job claimed {work.size} slots for {call.size} inputs")
+        started = time.monotonic()
         outputs = await self._outputs(call)
-        body = _encode_outputs(call, outputs, tally)
+        body = _encode_outputs(call, outputs, tally, job_s=time.monotonic() - started)
         if work.compress and len(body) > COMPRESS_OVER_BYTES:
             return await asyncio.to_thread(pack_body, body)
         return Packed(body, "", len(body))
@@ -125,7 +141,12 @@ class Runner:
         try:
             answer = await self._call(call)
             return checked_outputs([answer] if call.kind == "rollout" else answer, call.size)
-        except (Exception, SystemExit) as error:  # whatever an environment raises is a failed rollout
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # whatever an environment raises is a failed rollout; panics are no Exception
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
             log.warning("%s failed in the environment: %s", call.kind, type(error).__name__, exc_info=error)
             return [_failed(item, error, started_at, time.monotonic() - started) for item in call.inputs]
 
@@ -137,16 +158,17 @@ class Runner:
         return self._environment.run_rollout(call.inputs[0], client, call.model, call.sampling_args, **options)
 
 
-def _encode_outputs(call: Call, outputs: list[RolloutOutput], tally: Tally) -> bytes:
+def _encode_outputs(call: Call, outputs: list[RolloutOutput], tally: Tally, *, job_s: float) -> bytes:
     """Encode a whole result; an output that cannot be encoded fails alone, its group is kept."""
     try:
-        body = encode(_result_map(call, outputs))
+        body = encode(_result_map(call, outputs), limits=RESULT_LIMITS)
     except EncodeError:
         outputs = [_encodable(item, output) for item, output in zip(call.inputs, outputs, strict=True)]
-        body = encode(_result_map(call, outputs))
+        body = encode(_result_map(call, outputs), limits=RESULT_LIMITS)
     failed = sum(output.get("error") is not None for output in outputs)
     tally.failed += failed
     tally.done += len(outputs) - failed
+    tally.ended += [ended_rollout(output, job_s=job_s) for output in outputs]
     return body
 
 
@@ -156,7 +178,7 @@ def _result_map(call: Call, outputs: list[RolloutOutput]) -> dict[str, Any]:
 
 def _encodable(item: RolloutInput, output: RolloutOutput) -> RolloutOutput:
     try:
-        encode(output)
+        encode(output, limits=RESULT_LIMITS)
     except EncodeError as error:
         return _failed(item, error, time.time(), 0.0)
     return output

@@ -108,11 +108,21 @@ class Slots:
 
     def decline(self, grant: str, client: str, now: float) -> list[Instruction]:
         """A client has no use for its grant, so it has nothing waiting."""
-        held = self._grants.get(grant)
-        if held is not None and held[0] == client:
-            del self._grants[grant]
+        if self._take_back(grant, client):
             self.line.remove(client)
         return self._settle(now)
+
+    def waste(self, grant: str, client: str, now: float) -> list[Instruction]:
+        """A client used its grant for a job that does not run here; it keeps its place in the line."""
+        self._take_back(grant, client)
+        return self._settle(now)
+
+    def _take_back(self, grant: str, client: str) -> bool:
+        held = self._grants.get(grant)
+        if held is None or held[0] != client:
+            return False
+        del self._grants[grant]
+        return True
 
     def release(self, job: str, now: float) -> list[Instruction]:
         """A job runs no more."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import pickle
 import re
+import ssl
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from pydantic import SecretStr, ValidationError
 
 from envbus.bus.address import BusOptions, find_bus_options, resolve_bus_options
@@ -298,16 +301,27 @@ def test_a_password_with_any_characters_arrives_or_the_error_hides_it(tail: str)
     password = SECRET + tail
     quoted = resolve_bus_options(f"nats://bob:{quote(password, safe='')}@host")
     assert quoted.nats_kwargs()["password"] == password
-    assert_hidden(quoted)
-    for address in (f"nats://bob:{password}@host", f"{password}@a,b", f"http://bob:{password}@host", [f"{password}@h"]):
-        try:
-            assert_hidden(resolve_bus_options(address))
-        except UsageError as error:
-            assert SECRET not in f"{error}{error!r}{error.__cause__!r}"
+    assert SECRET not in everything_shown(quoted)
+    token = password.replace(":", "")  # what stands before a colon is a user name, not a secret
+    for address in (
+        f"nats://bob:{password}@host",
+        f"bob:{password}@a,b",
+        f"http://bob:{password}@host",
+        f"{token}@a,b",
+        [f"tls://{token}@a"],
+    ):
+        assert SECRET not in outcome(address)
 
 
-def assert_hidden(options: BusOptions) -> None:
-    assert SECRET not in f"{options}{options!r}{options.describe()}{options.model_dump_json()}"
+def everything_shown(options: BusOptions) -> str:
+    return f"{options}{options!r}{options.describe()}{options.model_dump_json()}"
+
+
+def outcome(address: str | list[str]) -> str:
+    try:
+        return everything_shown(resolve_bus_options(address))
+    except UsageError as error:
+        return f"{error}{error!r}{error.__cause__!r}"
 
 
 @pytest.mark.parametrize(
@@ -340,9 +354,13 @@ async def connected(options: BusOptions, **kwargs: Any) -> AsyncIterator[Client]
         await client.close()
 
 
+async def respond(message: Msg) -> None:
+    await message.respond(message.data)
+
+
 async def echo(options: BusOptions) -> None:
     async with connected(options, allow_reconnect=False) as client:
-        subscription = await client.subscribe("echo", cb=lambda message: message.respond(message.data))
+        subscription = await client.subscribe("echo", cb=respond)
         assert (await client.request("echo", b"hello", timeout=5)).data == b"hello"
         await subscription.unsubscribe()
 
@@ -395,8 +413,9 @@ class PlainGreeter:
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b'INFO {"server_id":"x","headers":true,"nonce":"abc","max_payload":1024}\r\n')
-        with contextlib.suppress(OSError):
-            self.received += await reader.read()
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(0.2):
+                self.received += await reader.read()
         writer.close()
         self.visits.put_nowait(None)
 
@@ -420,20 +439,41 @@ async def test_nothing_is_sent_to_a_server_without_tls_when_tls_is_required(
     assert greeter.received == b""
 
 
+@pytest.mark.parametrize("credentials", [{"token": "tok"}, {"user": "bob", "password": "tok"}])
+async def test_a_handshake_counts_for_one_connection(credentials: dict[str, Any], tls_files: tuple[Path, Path]) -> None:
+    async with EmbeddedNats(config=tls_config(tls_files)) as server:
+        options = BusOptions(servers=(f"tls://localhost:{server.port}",), tls_ca_file=tls_files[0], **credentials)
+        kwargs = options.nats_kwargs()
+        client = await nats.connect(**kwargs, allow_reconnect=False)
+        with pytest.raises(OSError, match="TLS is required"):
+            (kwargs.get("token") or kwargs["password"])()
+        await client.close()
+
+
+def test_an_unfinished_handshake_counts_for_none(tls_files: tuple[Path, Path]) -> None:
+    kwargs = BusOptions(servers=("tls://localhost",), tls_ca_file=tls_files[0]).nats_kwargs()
+    kwargs["tls"].wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname="localhost")
+    with pytest.raises(OSError, match="TLS is required"):
+        kwargs["token"]()
+
+
+# nats-py 2.16 leaves the socket of a failed reconnect to the garbage collector.
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 async def test_no_downgrade_on_reconnect(tls_files: tuple[Path, Path]) -> None:
     """A good handshake does not vouch for the next connection."""
+    greeter = PlainGreeter()
     async with EmbeddedNats(config=tls_config(tls_files)) as nats_server:
         port = nats_server.port
         options = BusOptions(servers=(f"tls://127.0.0.1:{port}",), tls_ca_file=tls_files[0], token=SecretStr(SECRET))
         async with connected(options, reconnect_time_wait=0.01, max_reconnect_attempts=-1) as client:
             await nats_server.stop()
-            greeter = PlainGreeter()
             async with await asyncio.start_server(greeter, "127.0.0.1", port), asyncio.timeout(10):
                 for _ in range(3):
                     await greeter.visits.get()
                 assert not client.is_connected
-                await client.close()
-            assert greeter.received == b""
+    assert greeter.received == b""
+    del client
+    gc.collect()
 
 
 async def test_inbox_prefix_lets_a_restricted_user_get_replies() -> None:
@@ -446,7 +486,7 @@ async def test_inbox_prefix_lets_a_restricted_user_get_replies() -> None:
         denied = resolve_bus_options(server.url, **arguments)  # type: ignore[arg-type]
         allowed = resolve_bus_options(server.url, inbox_prefix="_INBOX_trainer", **arguments)  # type: ignore[arg-type]
         async with connected(resolve_bus_options(server.url, user="env", password="pw")) as env:
-            await env.subscribe("echo", cb=lambda message: message.respond(message.data))
+            await env.subscribe("echo", cb=respond)
             await env.flush()
             async with connected(denied) as client:
                 with pytest.raises(nats.errors.TimeoutError):
