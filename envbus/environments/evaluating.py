@@ -148,7 +148,8 @@ class EvaluatingMixin(ABC):
             address: NATS URL; without one the processes get a bus of their own.
             workers: Server processes.
             max_concurrent: Rollouts at a time per process.
-            allow_keys: ``"VARIABLE=ORIGIN"`` pairs: which API keys the servers may use, and for which endpoints.
+            allow_keys: ``"VARIABLE=ORIGIN"`` pairs: which API keys the servers may use, and for which endpoints;
+                by default none with an address, and all that this process has without one.
             extra_env_kwargs: Settings of the environment in the servers; see set_kwargs.
             log_file: Where the servers log.
             startup_timeout_s: How long loading the environment may take.

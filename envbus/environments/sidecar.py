@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -39,7 +40,7 @@ class Sidecar:
 
     Attributes:
         client: Connected to them.
-        address: The NATS address that they use.
+        address: The NATS address that they use; of a bus of their own it holds the token.
         processes: The servers, ended ones included.
     """
 
@@ -85,7 +86,8 @@ class Sidecar:
             log_file: Where they log, appended; with several workers ``-1``, ``-2``… come before its suffix.
                 None: a temporary file that is kept only if a server crashes.
             log_level: Level of their logs.
-            allow_keys: ``"VARIABLE=ORIGIN"`` pairs: which API keys rollouts may use, and where.
+            allow_keys: ``"VARIABLE=ORIGIN"`` pairs: which API keys rollouts may use, and where; by default
+                none with an address, and all that this process has on a bus of their own.
             env_dir_path: A folder to find environments in.
             extra_env_kwargs: Settings of the loaded environment, see Environment.set_kwargs.
             startup_timeout_s: How long loading may take.
@@ -97,11 +99,14 @@ class Sidecar:
         """
         if workers < 1:
             raise UsageError(f"workers must be at least 1, not {workers}")
+        if not address and not allow_keys:
+            allow_keys = ("*",)  # nobody but the holder of its token reaches a private bus
         options = _serve_options(env_id, max_concurrent, name, prefix, log_level, allow_keys, env_dir_path)
         variables = {ENV_ARGS_VAR: _json(env_args), EXTRA_ENV_KWARGS_VAR: _json(extra_env_kwargs)}
         Subjects(env_name(env_id, env_args, name), prefix)  # raises before anything is started
-        nats = None if address else await EmbeddedNats.start()
-        address = address or (nats.url if nats else "")
+        nats = None
+        if not address:
+            nats, address = await _private_bus()
         log_dir = Path(tempfile.mkdtemp(prefix="envbus-sidecar-")) if log_file is None else None
         client = NATSEnvClient(address, env_id, env_args=env_args, name=name, prefix=prefix)
         sidecar = cls(env_id, client, address=address, nats=nats, log_dir=log_dir)
@@ -182,6 +187,13 @@ class Sidecar:
                 await self.all_ended()
         except TimeoutError:
             pass
+
+
+async def _private_bus() -> tuple[EmbeddedNats, str]:
+    """Start a bus and return it with its address, which holds the token that it asks for."""
+    token = secrets.token_hex(16)
+    nats = await EmbeddedNats.start(config=f'authorization: {{token: "{token}"}}')
+    return nats, nats.url.replace("://", f"://{token}@", 1)
 
 
 def _serve_options(

@@ -1,0 +1,1 @@
+"""The command line: ``envbus`` and ``vf-eval``."""

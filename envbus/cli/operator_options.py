@@ -1,0 +1,60 @@
+"""What all commands for operators share: their options, the connection, and how they print JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from envbus.controller.operator import Operator
+
+Address = Annotated[
+    str | None,
+    typer.Option("--address", metavar="URL", help="NATS address. Default: ENVBUS_URL, then NATS_URL."),
+]
+Prefix = Annotated[str, typer.Option("--prefix", help="First token of all NATS subjects.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Host = Annotated[str | None, typer.Option("--host", help="Only the controllers on this host.")]
+Timeout = Annotated[
+    float, typer.Option("--timeout", min=0, metavar="SECONDS", help="Wait at most so long; then exit code 1.")
+]
+
+
+def operate(
+    work: Callable[[Operator], Coroutine[Any, Any, int]],
+    *,
+    address: str | None,
+    prefix: str,
+    interrupted: int = 130,
+    log_level: str = "ERROR",
+) -> int:
+    """Run a command with a connected Operator.
+
+    Args:
+        work: The command; its result is the exit code.
+        interrupted: Exit code after Ctrl-C.
+        log_level: Least level of logs that go to stderr.
+    """
+    from envbus.cli.running import run
+
+    async def connected() -> int:
+        from envbus.controller.operator import Operator
+        from envbus.logs import setup_logging
+        from envbus.settings import ClientSettings
+
+        setup_logging(log_level)
+        limit_s = ClientSettings().connect_timeout_s
+        async with Operator(address, prefix=prefix, connect_timeout_s=limit_s) as operator:
+            return await work(operator)
+
+    return run(connected, verbose=False, interrupted=interrupted)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as strict JSON."""
+    from envbus.evaluation.strict_json import dumps
+
+    print(json.dumps(json.loads(dumps(value)), indent=2), flush=True)

@@ -1,0 +1,151 @@
+"""``envbus up``: runs the servers of a fleet file, or of environments named on the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from envbus.controller.controller import Controller
+    from envbus.controller.spec import FleetSpec
+    from envbus.controller.supervision import Note
+
+
+def up(
+    targets: Annotated[
+        list[str], typer.Argument(metavar="FLEET.TOML | ENV_ID...", help="A fleet file, or names of environments.")
+    ],
+    replicas: Annotated[
+        int | None, typer.Option("--replicas", min=0, max=1000, help="Servers per environment. Default: 1.")
+    ] = None,
+    max_concurrent: Annotated[
+        int | None, typer.Option("--max-concurrent", min=1, help="Rollouts at the same time per server. Default: 64.")
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address",
+            metavar="URL",
+            help="NATS address. Default: the fleet file's, ENVBUS_URL, NATS_URL; without any a NATS server "
+            "of its own on this host. A password belongs into ENVBUS_URL.",
+        ),
+    ] = None,
+    prefix: Annotated[str | None, typer.Option("--prefix", help="First token of all NATS subjects.")] = None,
+    controller_id: Annotated[
+        str | None, typer.Option("--id", help="The controller's name on the bus. Default: from host and fleet file.")
+    ] = None,
+    log_dir: Annotated[
+        Path | None, typer.Option("--log-dir", help="Folder for the servers' logs. Default: envbus-logs.")
+    ] = None,
+    adopt: Annotated[
+        bool | None,
+        typer.Option("--adopt/--no-adopt", help="Servers outlive a crash of this command; the next one adopts them."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and print the plan; start nothing.")] = (
+        False
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="The plan, or what happens, as JSON.")] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show tracebacks of errors.")] = False,
+) -> int:
+    """Run servers on this host until Ctrl-C or SIGTERM, and replace those that end.
+
+    Ctrl-C lets running rollouts finish within each server's grace; a second one cancels them.
+    """
+    from envbus.cli.running import run
+
+    async def work() -> int:
+        overrides: dict[str, dict[str, Any]] = {
+            "bus": {"address": address, "prefix": prefix},
+            "controller": {"id": controller_id, "log_dir": log_dir, "adopt": adopt},
+        }
+        spec = _spec(targets, replicas, max_concurrent, overrides)
+        if dry_run:
+            _print_plan(spec, as_json=as_json)
+            return 0
+        return await _run(spec, as_json=as_json)
+
+    return run(work, verbose=verbose)
+
+
+def _spec(
+    targets: list[str],
+    replicas: int | None,
+    max_concurrent: int | None,
+    overrides: dict[str, dict[str, Any]],
+) -> FleetSpec:
+    from envbus.controller.spec import fleet_of, read_fleet_file
+    from envbus.errors import UsageError
+
+    given = {
+        table: {key: value for key, value in keys.items() if value is not None} for table, keys in overrides.items()
+    }
+    files = [target for target in targets if target.endswith(".toml")]
+    if not files:
+        return fleet_of(targets, replicas=replicas, max_concurrent=max_concurrent, overrides=given)
+    if len(targets) > 1:
+        raise UsageError("give one fleet file, or names of environments, not both")
+    if replicas is not None or max_concurrent is not None:
+        raise UsageError(
+            "--replicas and --max-concurrent go with names of environments; write them into the fleet file"
+        )
+    return read_fleet_file(Path(files[0]), overrides=given)
+
+
+async def _run(spec: FleetSpec, *, as_json: bool) -> int:
+    from envbus.controller.controller import Controller
+
+    controller = Controller(spec, tell=_tell_json if as_json else _tell_text)
+    with _stopped_by_signals(controller):
+        await controller.run()
+    return 0
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(controller: Controller) -> Iterator[None]:
+    import asyncio
+    import signal
+
+    loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, controller.stop)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+def _tell_text(note: Note) -> None:
+    import time
+
+    mark = {"info": "", "warning": "warning: ", "error": "error: "}[note.level]
+    typer.echo(f"{time.strftime('%H:%M:%S')} {note.env}: {mark}{note.text}")
+
+
+def _tell_json(note: Note) -> None:
+    import time
+
+    typer.echo(json.dumps({"time": time.time(), "env": note.env, "level": note.level, "text": note.text}))
+
+
+def _print_plan(spec: FleetSpec, *, as_json: bool) -> None:
+    from envbus.controller.plan import plan_of
+
+    plan = plan_of(spec)
+    if as_json:
+        typer.echo(json.dumps(plan, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("env", "name on the bus", "servers", "slots each", "runs", box=None, header_style="bold")
+    for env in plan["envs"]:
+        table.add_row(env["env_id"], env["env"], env["servers"], str(env["max_concurrent"]), " ".join(env["command"]))
+    console = Console(highlight=False)
+    console.print(f"controller {plan['controller']} on {plan['bus']}, logs in {plan['log_dir']}", soft_wrap=True)
+    console.print(table)
