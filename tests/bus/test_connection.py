@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -40,10 +41,11 @@ async def echo(connection: Connection, subject: str) -> None:
     await connection.subscribe(subject, lambda message: connection.send(message.reply, message.data))
 
 
-async def eventually(condition: Callable[[], bool] | Callable[[], Awaitable[bool]], timeout_s: float = 10) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.01)
+async def eventually(condition: Callable[[], bool], timeout_s: float = 10) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
 
 
 async def test_a_request_gets_its_own_reply(nats_url: str, prefix: str) -> None:

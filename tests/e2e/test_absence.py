@@ -1,0 +1,149 @@
+"""No server, loading, just stopped, and no NATS at all: each says what it is, in bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from stage import CLIENT_SETTINGS, READY_S, Stage, do, run, settled
+
+from envbus import ClientSettings, NATSEnvClient
+from envbus.errors import BusError, BusUnreachableError, EnvironmentCrashedError, NoServerError, ServerLoadingError
+
+HASTY = {"no_server_timeout_s": 0.3, "loading_timeout_s": 0.5}
+
+
+async def test_no_server_at_all(stage: Stage) -> None:
+    """P59: says env, address and what to do."""
+    async with stage.client(settings=HASTY) as client:
+        before = time.monotonic()
+        with pytest.raises(NoServerError, match=r"'stage'.*127\.0\.0\.1.*envbus serve"):
+            await run(client, do())
+        with pytest.raises(NoServerError, match="'stage'"):
+            await client.wait_for_server()
+        assert time.monotonic() - before < 6
+        assert not await client.health()
+        await settled(client)
+
+
+async def test_a_typo_names_the_envs_that_are_there(shared: Stage) -> None:
+    """P59: with a suggestion."""
+    await shared.ready()
+    async with shared.client(name="stagw", settings=HASTY) as client:
+        with pytest.raises(NoServerError, match="the envs there are: stage; did you mean 'stage'"):
+            await run(client, do())
+        with pytest.raises(NoServerError, match="did you mean 'stage'"):
+            await client.wait_for_server()
+    async with shared.client(name="quite-another", settings=HASTY) as client:
+        with pytest.raises(NoServerError, match=r"the envs there are: stage$"):
+            await run(client, do())
+
+
+async def test_a_loading_server_is_waited_for_to_a_stated_bound(stage: Stage) -> None:
+    """P59: longer than the bound for no server; over its own bound the error says loading."""
+    stage.launch(env_args={"load_s": 3})
+    await stage.event("loading", timeout_s=READY_S)
+    async with stage.client(settings=HASTY) as hasty, stage.client(settings={"no_server_timeout_s": 0.3}) as patient:
+        waiting = asyncio.create_task(run(patient, do()))
+        with pytest.raises(ServerLoadingError, match=r"'stage'.*loading after 0\.5 s"):
+            await run(hasty, do())
+        with pytest.raises(ServerLoadingError, match="still loading"):
+            await hasty.wait_for_server()
+        with pytest.raises(ServerLoadingError):
+            await hasty.examples()
+        assert not await hasty.health()
+        assert (await waiting)["reward"] == 1.0
+
+
+async def test_a_restart_is_bridged(stage: Stage) -> None:
+    """P59: the only server stopped a second ago, the next is on its way."""
+    stage.launch()
+    async with stage.client(settings={"no_server_timeout_s": 15.0}) as client:
+        await client.wait_for_server(timeout_s=READY_S)
+        stage.servers[0].kill()
+        waiting = asyncio.create_task(run(client, do()))
+        successor = stage.launch()
+        assert (await asyncio.wait_for(waiting, 15))["pid"] == successor.pid
+        await settled(client)
+
+
+async def test_an_env_that_fails_to_load_is_told_with_its_reason(stage: Stage) -> None:
+    """P17: exit code 1 with the reason in the log; a client that listens at that time is told too."""
+    async with stage.client(settings={"no_server_timeout_s": 5.0}) as client:
+        await client.connect()
+        async with stage.beats() as beats:
+            server = stage.launch(env_args={"no_such_argument": 1})
+            failed = await beats.until(lambda now: now[0].state == "failed", timeout_s=READY_S)
+            assert failed[0].error is not None
+            assert "no_such_argument" in failed[0].error
+        assert await server.exit_code() == 1
+        assert "no_such_argument" in server.log
+        with pytest.raises((EnvironmentCrashedError, NoServerError)):
+            await client.wait_for_server(timeout_s=0.3)
+
+
+async def unreachable(address: str) -> tuple[BaseException, float]:
+    """Return the error of connecting and how long it took."""
+    settings = ClientSettings(**CLIENT_SETTINGS | {"connect_timeout_s": 1.0})
+    client = NATSEnvClient(address, "stage-env", settings=settings)
+    before = time.monotonic()
+    try:
+        with pytest.raises(BusError) as caught:
+            await client.connect()
+        took_s = time.monotonic() - before
+    finally:
+        await client.close()
+    return caught.value, took_s
+
+
+async def test_a_closed_port() -> None:
+    """P58."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    error, took_s = await unreachable(f"nats://127.0.0.1:{port}")
+    assert isinstance(error, BusUnreachableError)
+    assert f"127.0.0.1:{port}: connection refused, no NATS server listens there" in str(error)
+    assert took_s < 4
+
+
+async def test_a_call_without_a_connection_fails_with_the_same_error() -> None:
+    """P58, P11."""
+    async with asyncio.timeout(5):
+        client = NATSEnvClient("nats://127.0.0.1:1", "stage-env", settings=ClientSettings(connect_timeout_s=0.5))
+        for _ in range(2):
+            with pytest.raises(BusUnreachableError, match=r"127\.0\.0\.1:1: connection refused"):
+                await run(client, do())
+        await client.close()
+
+
+async def test_a_host_that_does_not_resolve() -> None:
+    """P58."""
+    error, took_s = await unreachable("nats://no-such-host.invalid:4222")
+    assert isinstance(error, BusUnreachableError)
+    assert "does not resolve" in str(error)
+    assert took_s < 5
+
+
+@pytest.fixture
+async def http_port() -> AsyncIterator[int]:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
+    await server.wait_closed()
+
+
+async def test_an_http_server_is_named_as_not_nats(http_port: int) -> None:
+    """P58."""
+    error, took_s = await unreachable(f"nats://127.0.0.1:{http_port}")
+    assert isinstance(error, BusUnreachableError)
+    assert f"127.0.0.1:{http_port}: something answers there, but it is not NATS" in str(error)
+    assert took_s < 6
