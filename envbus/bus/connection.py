@@ -13,7 +13,7 @@ import logging
 import random
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -42,6 +42,7 @@ RECONNECT_MAX_S = 4.0
 CLOSE_TIMEOUT_S = 2
 LOOPBACK_INTERVAL_S = 10.0
 LOOPBACK_TIMEOUT_S = 10.0
+INBOX_TIMEOUT_S = 2.0
 _ATTEMPT_TIMEOUT_S = 5.0
 
 
@@ -127,6 +128,8 @@ class Connection:
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_error: Exception | None = None
         self._denied: dict[str, str] = {}
+        self._heard = asyncio.Event()
+        self._refused = asyncio.Event()
         self._attempts = 0
         self._outbox: deque[tuple[str, bytes, str]] = deque()
         self._outbox_filled = asyncio.Event()
@@ -143,6 +146,7 @@ class Connection:
         Raises:
             BusUnreachableError: Nobody answered in time, or what answers is not NATS.
             BusAuthError: The credentials were refused.
+            BusPermissionError: This user may not hear replies on its inbox.
         """
         loop = asyncio.get_running_loop()
         give_up_at = None if timeout_s is None else loop.time() + timeout_s
@@ -160,8 +164,18 @@ class Connection:
                     raise BusUnreachableError(await explain_unreachable(self.options, str(error))) from error
                 log.warning("NATS at %s: %s; trying again", self.options.describe(), error)
                 await asyncio.sleep(pause_s)
+        await self._check_inbox()
         self._spawn(self._watch_loopback())
         self._spawn(self._send_outbox())
+
+    async def _check_inbox(self) -> None:
+        await self._hears_itself(INBOX_TIMEOUT_S)
+        denied = self.denied(f"{self.inbox}.*")
+        if denied is not None and self._client is not None:
+            self._up.clear()
+            client, self._client = self._client, None
+            await client.close()
+            raise BusPermissionError(denied)
 
     async def close(self) -> None:
         """Send what is buffered, then close. Pending requests end with BusClosedError."""
@@ -171,6 +185,7 @@ class Connection:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._outbox_sent.wait(), CLOSE_TIMEOUT_S)
         self._closed = True
+        self._up.set()  # wakes those that wait for the connection to be up; it never will be
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -185,7 +200,7 @@ class Connection:
     @property
     def is_up(self) -> bool:
         """Whether messages can be sent now."""
-        return self._up.is_set() and self._client is not None and self._client.is_connected
+        return self._up.is_set() and self._client is not None and self._client.is_connected and not self._closed
 
     async def wait_up(self) -> None:
         """Wait until messages can be sent."""
@@ -193,7 +208,7 @@ class Connection:
             if self._closed:
                 raise BusClosedError("the connection is closed")
             await self._up.wait()
-            if not self.is_up:
+            if not self.is_up and not self._closed:
                 await asyncio.sleep(0.01)
 
     @property
@@ -273,11 +288,13 @@ class Connection:
                     await self.wait_up()
                 return await answer
         except TimeoutError as error:
-            if subject in self._denied:
-                raise BusPermissionError(self._denied[subject]) from error
+            if denied := self.denied(subject):
+                raise BusPermissionError(denied) from error
             raise
         finally:
             self.unroute(token)
+            if answer.done() and not answer.cancelled():
+                answer.exception()  # seen, even if publishing failed first
 
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> Subscription:
         """Subscribe; restored after every outage until unsubscribe()."""
@@ -327,7 +344,7 @@ class Connection:
 
     def denied(self, subject: str) -> str | None:
         """Return what NATS said when it denied this subject, if it did."""
-        return self._denied.get(subject)
+        return self._denied.get(subject.lower())
 
     def _on_inbox(self, message: Any) -> None:
         handler = self._routes.get(message.subject.rpartition(".")[2])
@@ -348,7 +365,7 @@ class Connection:
         self._attempts = 0
         try:
             async with asyncio.timeout(timeout_s):
-                await client.connect(
+                connecting = client.connect(
                     **self.options.nats_kwargs(),
                     name=self.name,
                     allow_reconnect=True,
@@ -363,11 +380,12 @@ class Connection:
                     closed_cb=self._on_closed,
                     pending_size=64 * 1024 * 1024,
                 )
+                await self._unless_refused(connecting)
         except (TimeoutError, nats.errors.Error, OSError, ValueError) as error:
             with contextlib.suppress(Exception):
                 await client.close()
             cause = self._last_error or error
-            if isinstance(cause, nats.errors.AuthorizationError) or "authorization violation" in str(cause).lower():
+            if _is_refusal(cause):
                 raise BusAuthError(
                     f"NATS at {self.options.describe()} refused the credentials; check user, password, token or creds"
                 ) from error
@@ -378,6 +396,22 @@ class Connection:
         for subscription in list(self._subscriptions):
             await self._restore(subscription)
         self._up.set()
+
+    async def _unless_refused(self, connecting: Coroutine[Any, Any, None]) -> None:
+        """Await a first connect, but not its retries after the credentials were refused."""
+        self._refused.clear()
+        tries = asyncio.ensure_future(connecting)
+        refused = asyncio.ensure_future(self._refused.wait())
+        try:
+            await asyncio.wait({tries, refused}, return_when=asyncio.FIRST_COMPLETED)
+            if tries.done():
+                await tries
+            elif self._last_error is not None:
+                raise self._last_error
+        finally:
+            tries.cancel()
+            refused.cancel()
+            await asyncio.gather(tries, refused, return_exceptions=True)
 
     async def _restore(self, subscription: Subscription) -> None:
         if self._client is None:
@@ -406,6 +440,8 @@ class Connection:
         self._last_error = error
         self.stats.errors += 1
         text = str(error)
+        if _is_refusal(error):
+            self._refused.set()
         if isinstance(error, nats.errors.SlowConsumerError):
             self.stats.slow_consumers += 1
         if "permissions violation" in text.lower():
@@ -422,6 +458,8 @@ class Connection:
             explanation += ", or set the inbox prefix that it may use (inbox_prefix)"
         self._denied[subject] = explanation
         log.error("%s", explanation)
+        if subject.startswith(self.inbox.lower()):
+            self._heard.set()
 
     async def _on_disconnected(self) -> None:
         if self._closed or not self._up.is_set():
@@ -474,18 +512,23 @@ class Connection:
             await asyncio.sleep(LOOPBACK_INTERVAL_S)
             if not self.is_up:
                 continue
-            heard = asyncio.Event()
-            token = self.route(lambda message, heard=heard: heard.set())  # type: ignore[misc]
-            try:
-                async with asyncio.timeout(LOOPBACK_TIMEOUT_S):
-                    await self.publish(self.reply_subject(token), b"")
-                    await heard.wait()
-            except TimeoutError:
-                if self.is_up and self._client is not None:
-                    log.warning("NATS at %s: connected but nothing is heard, reconnecting", self.options.describe())
-                    await self._client.force_reconnect()
-            finally:
-                self.unroute(token)
+            if not await self._hears_itself(LOOPBACK_TIMEOUT_S) and self.is_up and self._client is not None:
+                log.warning("NATS at %s: connected but nothing is heard, reconnecting", self.options.describe())
+                await self._client.force_reconnect()
+
+    async def _hears_itself(self, timeout_s: float) -> bool:
+        """Whether a message to oneself comes back; a denial of it is something heard, too."""
+        self._heard.clear()
+        token = self.route(lambda message: self._heard.set())
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.publish(self.reply_subject(token), b"")
+                await self._heard.wait()
+                return True
+        except TimeoutError:
+            return False
+        finally:
+            self.unroute(token)
 
     def _spawn(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -516,6 +559,10 @@ def _settle(future: asyncio.Future[bytes], message: Any, subject: str) -> None:
         future.set_exception(NoServerError(f"nobody answers on {subject}"))
     else:
         future.set_result(message.data)
+
+
+def _is_refusal(error: BaseException) -> bool:
+    return isinstance(error, nats.errors.AuthorizationError) or "authorization violation" in str(error).lower()
 
 
 def _backoff_s(tries: int) -> float:

@@ -188,3 +188,13 @@ def parse_beat(subject: str, prefix: str = DEFAULT_PREFIX) -> tuple[str, str] | 
         case [token, "beat", server_id]:
             return decode_token(token), server_id
     return None
+
+
+def parse_gone(subject: str, prefix: str = DEFAULT_PREFIX) -> str | None:
+    """Return the env of the subject on which ends of its servers are told, or None if it is not one."""
+    if not subject.startswith(prefix + "."):
+        return None
+    match subject[len(prefix) + 1 :].split("."):
+        case [token, "gone"]:
+            return decode_token(token)
+    return None

@@ -9,49 +9,29 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, TypeVar, cast
 
 from envbus.bus.address import BusOptions, resolve_bus_options
 from envbus.bus.bus import Bus
 from envbus.bus.calls import Call, call_map
 from envbus.bus.codec import Limits, decode_map, encode
-from envbus.bus.failures import from_failure
-from envbus.bus.messages import (
-    Beat,
-    ExamplesPage,
-    ExamplesRequest,
-    Failure,
-    Info,
-    InfoRequest,
-    WireMessage,
-    pack,
-    parse,
-)
+from envbus.bus.messages import Beat, Info
 from envbus.bus.subjects import DEFAULT_PREFIX, Subjects, env_name
 from envbus.bus.thread import Crossing
 from envbus.bus.transfer import pack_body
-from envbus.client.absence import no_server_text
-from envbus.client.presence import hear_beats
-from envbus.client.session import ClientJob, Session
-from envbus.errors import (
-    CallTimeoutError,
-    DecodeError,
-    EnvbusError,
-    EnvironmentCrashedError,
-    NoServerError,
-    ServerLoadingError,
-    UsageError,
-)
+from envbus.client.client_job import ClientJob
+from envbus.client.inquiries import Inquiries
+from envbus.client.session import Session
+from envbus.errors import CallTimeoutError, DecodeError, EnvbusError, UsageError
 from envbus.evaluation import EvalCallbacks, generate, repeat_examples
-from envbus.settings import PROBE_TIMEOUT_S, ClientSettings
+from envbus.settings import ClientSettings
 from envbus.types import ClientConfig, GenerateOutputs, RolloutInput, RolloutOutput, SamplingArgs
 
+T = TypeVar("T")
 MAX_DEADLINE_S = 10 * 365 * 86_400.0
-_POLL_S = 0.25
-_PAGE = 500
 
 
 class NATSEnvClient:
@@ -250,22 +230,20 @@ class NATSEnvClient:
 
         Raises:
             NoServerError: No server of the env is there.
-            TimeoutError: The server gave no answer within 2 s.
+            CallTimeoutError: The server gave no answer within 2 s.
         """
-        return cast(Info, await self._ask(self._subjects.info, InfoRequest()))
+        return await self._inquire(lambda inquiries: inquiries.info())
 
     async def health(self) -> bool:
         """Whether a server of the env is there and takes jobs."""
         try:
             return (await self.info()).state == "ready"
-        except (EnvbusError, TimeoutError):
+        except EnvbusError:
             return False
 
     async def servers(self) -> list[Beat]:
         """Return the latest heartbeat of each server of the env; listens for a little over a second."""
-        bus = (await self._ensure_session())[0]
-        beats = await bus.thread.run(hear_beats(bus.connection, self._subjects.prefix))
-        return [beat for beat in beats if beat.env == self.env]
+        return await self._inquire(lambda inquiries: inquiries.servers())
 
     async def wait_for_server(self, *, timeout_s: float | None = None) -> Info:
         """Wait until a server of the env takes jobs.
@@ -279,56 +257,20 @@ class NATSEnvClient:
             ServerLoadingError: It did not finish loading.
             EnvironmentCrashedError: It said that loading failed.
         """
-        started = time.monotonic()
-        appear_s = timeout_s if timeout_s is not None else self._settings.no_server_timeout_s
-        load_s = timeout_s if timeout_s is not None else self._settings.loading_timeout_s
-        while True:
-            waited_s = time.monotonic() - started
-            try:
-                info = await self.info()
-            except (NoServerError, TimeoutError) as error:
-                if waited_s >= appear_s:
-                    raise await self._nobody() from error
-            else:
-                if info.state == "ready":
-                    return info
-                if waited_s >= load_s:
-                    raise ServerLoadingError(
-                        f"the servers of env {self.env!r} are still {info.state} after {waited_s:.0f} s"
-                    )
-            await asyncio.sleep(_POLL_S)
+        return await self._inquire(lambda inquiries: inquiries.wait_for_server(timeout_s))
 
     async def examples(self, num_examples: int = -1) -> list[RolloutInput]:
         """Return the first examples of the eval set (-1: all), read page by page over the bus.
 
         Raises:
             BadRequestError: The env offers no eval set.
+            CallTimeoutError: A page did not come within 30 s.
         """
-        rows: list[RolloutInput] = []
-        while num_examples < 0 or len(rows) < num_examples:
-            count = _PAGE if num_examples < 0 else min(_PAGE, num_examples - len(rows))
-            request = ExamplesRequest(start=len(rows), count=count)
-            page = cast(ExamplesPage, await self._ask(self._subjects.examples, request, timeout_s=30.0))
-            rows += _field(decode_map(page.body), "examples", list)
-            if len(rows) >= page.total:
-                break
-        return rows
+        return await self._inquire(lambda inquiries: inquiries.examples(num_examples))
 
-    async def _ask(self, subject: str, request: WireMessage, *, timeout_s: float = PROBE_TIMEOUT_S) -> WireMessage:
-        bus = (await self._ensure_session())[0]
-        data = await bus.thread.run(bus.connection.request(subject, pack(request), timeout_s=timeout_s))
-        answer = parse(data)
-        if isinstance(answer, Failure):
-            raise from_failure(answer)
-        return answer
-
-    async def _nobody(self) -> EnvbusError:
-        bus = (await self._ensure_session())[0]
-        beats = await bus.thread.run(hear_beats(bus.connection, self._subjects.prefix))
-        failed = [beat for beat in beats if beat.env == self.env and beat.state == "failed"]
-        if failed:
-            return EnvironmentCrashedError(f"env {self.env!r} could not be loaded by its server: {failed[0].error}")
-        return NoServerError(no_server_text(self.env, self._options.describe(), sorted({beat.env for beat in beats})))
+    async def _inquire(self, question: Callable[[Inquiries], Coroutine[Any, Any, T]]) -> T:
+        bus, _ = await self._ensure_session()
+        return await bus.thread.run(question(Inquiries(bus.connection, self._subjects, self._settings)))
 
     # ---- jobs
 

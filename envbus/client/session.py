@@ -11,8 +11,7 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from envbus.bus.connection import RECONNECT_MAX_S, Connection, Listener, is_closed_notice, is_no_responders
 from envbus.bus.failures import from_failure
@@ -21,7 +20,6 @@ from envbus.bus.messages import (
     Announce,
     Busy,
     Cancel,
-    Check,
     Done,
     Failure,
     Grant,
@@ -35,23 +33,20 @@ from envbus.bus.messages import (
     WireMessage,
     pack,
     parse,
-    parse_as,
 )
 from envbus.bus.subjects import Subjects
-from envbus.bus.transfer import Packed, cut, unpack_body
+from envbus.bus.tasks import TaskSet
+from envbus.bus.transfer import Packed, unpack_body
 from envbus.client.absence import Absence
 from envbus.client.attempts import Attempts, CancelOn, Collect, Lost, Resend
+from envbus.client.checks import Checks
+from envbus.client.client_job import ClientJob
 from envbus.client.dispatch import Dispatch, PassGrant, Push, SayWaiting, UseGrant
+from envbus.client.large_bodies import LargeBodies
 from envbus.client.late import LateReplies
 from envbus.client.transfers import Transfers
-from envbus.errors import (
-    BusClosedError,
-    EnvbusError,
-    NoServerError,
-    ServerLostError,
-    ServerStoppingError,
-)
-from envbus.settings import INLINE_BYTES, PART_BYTES, PROBE_TIMEOUT_S, ClientSettings
+from envbus.errors import BusClosedError, EnvbusError, ServerLostError, ServerStoppingError
+from envbus.settings import ClientSettings
 
 log = logging.getLogger("envbus.client")
 
@@ -60,31 +55,6 @@ DONE_DELAY_S = 0.05
 """Confirmations of results are gathered for this long."""
 RETURN_S = 2.0
 """After an outage others need their last pause between two tries, and up to this, to be back too."""
-CHECK_CHUNK = 5_000
-"""Jobs asked about in one message."""
-ENVELOPE_BYTES = 1024
-
-Ending = Callable[[bytes | EnvbusError], None]
-"""Gets the result's body, or why there is none; called on the bus loop."""
-
-
-@dataclass(slots=True)
-class ClientJob:
-    """One call on its way."""
-
-    job: str
-    call: Literal["rollout", "group"]
-    size: int
-    body: Packed
-    ending: Ending
-    deadline: float | None = None
-    """Seconds since the epoch, if the caller set a limit."""
-    sent_to: str | None = None
-    """The server whose grant was used; None after a push."""
-    unanswered: int = 0
-    """Sends that no server has accepted or refused yet."""
-    uploading_to: str | None = None
-    collecting: bool = False
 
 
 class Session:
@@ -112,6 +82,7 @@ class Session:
         self._settings = settings
         self._priority = priority
         self._fingerprint = fingerprint
+        self._tasks = TaskSet("the client")
         self._jobs: dict[str, ClientJob] = {}
         self._dispatch = Dispatch(
             max_unaccepted=settings.max_unaccepted,
@@ -121,19 +92,29 @@ class Session:
         self._attempts = Attempts(max_attempts=settings.max_attempts, stall_timeout_s=settings.stall_timeout_s)
         self._late = LateReplies(connection, self._stop_late, keep_s=settings.start_window_s)
         self._absence = Absence(connection, subjects, settings=settings, fingerprint=fingerprint)
-        self._transfers = Transfers(connection, subjects, client_id=client_id, settings=settings)
+        transfers = Transfers(connection, subjects, client_id=client_id, settings=settings)
+        self._large = LargeBodies(connection, transfers, self, self._tasks)
+        self._checks = Checks(
+            connection,
+            subjects,
+            client_id=client_id,
+            interval_s=settings.check_interval_s,
+            holders=self._attempts.holders,
+            on_status=self._on_status,
+            on_gone=self.server_gone,
+            tasks=self._tasks,
+        )
         self._done: defaultdict[str, list[str]] = defaultdict(list)
-        self._checking: set[str] = set()
-        self._checked_at = 0.0
         self._trust_503_from = 0.0
-        self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._giving_up = False
         self.counts: Counter[str] = Counter()
         self._listener = Listener(self._on_disconnected, self._on_reconnected)
         connection.listen(self._listener)
         self._line_token = connection.route(self._on_line_reply)
         self._ignore_token = connection.route(lambda message: None)
-        self._spawn(self._tick_forever())
+        self._tasks.spawn(self._checks.open())
+        self._tasks.spawn(self._tick_forever())
 
     # ---- the caller's side
 
@@ -159,7 +140,7 @@ class Session:
         self._closed = True
         holders = self._attempts.holders()
         for job_id in list(self._jobs):
-            self._end(job_id, BusClosedError("the client was closed; the outcome of this call is unknown"), None)
+            self.end(job_id, BusClosedError("the client was closed; the outcome of this call is unknown"), None)
         self._flush_done()
         if self._connection.is_up:
             cancels = [self._ask_all(server, jobs) for server, jobs in holders.items()]
@@ -168,9 +149,8 @@ class Session:
         self._late.clear()
         self._connection.unroute(self._line_token)
         self._connection.unroute(self._ignore_token)
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
+        await self._checks.close()
 
     async def _ask_all(self, server: str, jobs: tuple[str, ...]) -> None:
         message = pack(Cancel(client=self._client_id, jobs=list(jobs)))
@@ -186,7 +166,8 @@ class Session:
 
     # ---- ends
 
-    def _end(self, job_id: str, outcome: bytes | EnvbusError, served_by: str | None) -> None:
+    def end(self, job_id: str, outcome: bytes | EnvbusError, served_by: str | None) -> None:
+        """End a job and tell its caller. Harmless for a job that has ended."""
         job = self._jobs.get(job_id)
         if job is None:
             return
@@ -233,7 +214,7 @@ class Session:
         job = self._jobs[job_id]
         job.sent_to = server
         job.unanswered += 1
-        inline = len(job.body.data) <= min(INLINE_BYTES, self._connection.max_payload - ENVELOPE_BYTES)
+        parts = self._large.upload_parts(job)
         start_by = time.time() + self._settings.start_window_s
         run = Run(
             job=job_id,
@@ -244,15 +225,12 @@ class Session:
             start_by=start_by if job.deadline is None else min(start_by, job.deadline),
             fingerprint=self._fingerprint,
             grant=grant,
-            encoding=job.body.encoding if inline else "",
-            body=job.body.data if inline else None,
-            upload=None if inline else self._cut(job),
+            encoding=job.body.encoding if parts is None else "",
+            body=job.body.data if parts is None else None,
+            upload=parts,
         )
         subject = self._subjects.rollout if server is None else self._subjects.server(server)
         self._send(subject, run, job_id)
-
-    def _cut(self, job: ClientJob) -> Parts:
-        return cut(job.body, max(1, min(PART_BYTES, self._connection.max_payload - ENVELOPE_BYTES)))
 
     def _tell(self, server: str, message: WireMessage) -> None:
         self._send(self._subjects.server(server), message, self._ignore_token)
@@ -265,7 +243,7 @@ class Session:
     def _on_job_reply(self, job_id: str) -> Callable[[Any], None]:
         def handle(message: Any) -> None:
             if is_closed_notice(message):
-                self._end(job_id, BusClosedError("the connection was closed; the call's outcome is unknown"), None)
+                self.end(job_id, BusClosedError("the connection was closed; the call's outcome is unknown"), None)
             elif is_no_responders(message):
                 self._on_nobody(job_id)
             else:
@@ -278,7 +256,7 @@ class Session:
         job.unanswered -= 1
         server = job.sent_to
         if server is not None:
-            self._on_gone(server)
+            self.server_gone(server)
         self._dispatch_all(self._dispatch.refused(job_id, _now()))
 
     def _on_answer(self, job_id: str, data: bytes) -> None:
@@ -292,7 +270,8 @@ class Session:
             case Accepted(server=server):
                 self._jobs[job_id].unanswered -= 1
                 self._on_accepted(job_id, server)
-                self._start_upload(job_id, server)
+                if (job := self._jobs.get(job_id)) is not None:
+                    self._large.upload(job, server)
             case Busy():
                 self._jobs[job_id].unanswered -= 1
                 self._dispatch_all(self._dispatch.refused(job_id, _now()))
@@ -308,20 +287,13 @@ class Session:
         self._dispatch_all(self._dispatch.accepted(job_id, _now()))
         self._follow_all(self._attempts.accepted(job_id, server, _now()))
 
-    def _start_upload(self, job_id: str, server: str) -> None:
-        job = self._jobs[job_id]
-        inline_limit = min(INLINE_BYTES, self._connection.max_payload - ENVELOPE_BYTES)
-        if len(job.body.data) > inline_limit and job.uploading_to != server:
-            job.uploading_to = server
-            self._spawn(self._upload(job, server))
-
     def _on_result(self, job_id: str, server: str, packed: Packed) -> None:
         try:
             body = unpack_body(packed.data, packed.encoding, max_bytes=self._settings.max_result_bytes)
         except EnvbusError as error:
-            self._end(job_id, error, server)
+            self.end(job_id, error, server)
             return
-        self._end(job_id, body, server)
+        self.end(job_id, body, server)
 
     def _on_failure(self, job_id: str, failure: Failure) -> None:
         server = failure.server or failure.origin
@@ -330,48 +302,13 @@ class Session:
             self._tell(server, Done(client=self._client_id, jobs=[job_id]))
             self._follow_all(self._attempts.outcome_lost(job_id, server, str(error)))
         elif self._attempts.is_awaited_from(job_id, server):
-            self._end(job_id, error, server)
+            self.end(job_id, error, server)
         else:
             self.counts["late_failures"] += 1
 
-    # ---- large bodies
-
     def _collect(self, job_id: str, server: str, parts: Parts | None) -> None:
-        job = self._jobs.get(job_id)
-        if job is not None and not job.collecting:
-            job.collecting = True
-            self._spawn(self._pull(job, server, parts))
-
-    async def _pull(self, job: ClientJob, server: str, parts: Parts | None) -> None:
-        try:
-            body = await self._transfers.pull(job.job, server, parts)
-        except* (NoServerError, TimeoutError) as errors:
-            job.collecting = False
-            log.warning("job %s: its result could not be collected from %s: %s", job.job, server, _first(errors))
-            if isinstance(_first(errors), NoServerError):
-                self._on_gone(server)
-        except* EnvbusError as errors:
-            error = _first(errors)
-            assert isinstance(error, EnvbusError)
-            self._end(job.job, error, server)
-        else:
-            self._end(job.job, body, server)
-
-    async def _upload(self, job: ClientJob, server: str) -> None:
-        try:
-            await self._transfers.push(job.job, server, job.body, self._cut(job))
-        except* (TimeoutError, EnvbusError) as errors:
-            self._on_upload_failed(job.job, server, _first(errors))
-
-    def _on_upload_failed(self, job_id: str, server: str, error: BaseException) -> None:
-        if not self._attempts.is_awaited_from(job_id, server):
-            return
-        if isinstance(error, EnvbusError) and not error.retryable:
-            self._end(job_id, error, server)
-            return
-        reason = f"its input could not be sent to server {server[:8]}: {str(error) or type(error).__name__}"
-        self._tell(server, Cancel(client=self._client_id, jobs=[job_id]))
-        self._follow_all(self._attempts.outcome_lost(job_id, server, reason))
+        if (job := self._jobs.get(job_id)) is not None:
+            self._large.collect(job, server, parts)
 
     # ---- following accepted jobs
 
@@ -381,8 +318,7 @@ class Session:
                 case Resend(job=job_id, reason=reason):
                     self.counts["resent"] += 1
                     log.warning("job %s is sent again: %s", job_id, reason)
-                    self._jobs[job_id].collecting = False
-                    self._jobs[job_id].uploading_to = None
+                    self._jobs[job_id].forget_attempt()
                     self._dispatch_all(self._dispatch.resend(job_id, _now()))
                 case Collect(job=job_id, server=server):
                     self._collect(job_id, server, None)
@@ -390,25 +326,18 @@ class Session:
                     self._tell(server, Cancel(client=self._client_id, jobs=list(jobs)))
                 case Lost(job=job_id, attempts=attempts, reason=reason):
                     text = f"env {self._subjects.env}: lost {attempts} servers under one job: {reason}"
-                    self._end(job_id, ServerLostError(text), None)
+                    self.end(job_id, ServerLostError(text), None)
 
-    async def _check(self, server: str, jobs: list[str]) -> None:
-        message = pack(Check(client=self._client_id, jobs=jobs))
-        try:
-            data = await self._connection.request(self._subjects.server(server), message, timeout_s=PROBE_TIMEOUT_S)
-            status = parse_as(data, Status)
-        except NoServerError:
-            self._on_gone(server)
-        except TimeoutError:
-            log.debug("server %s did not answer a check", server)
-        except EnvbusError as error:
-            log.warning("server %s answered a check with: %s", server, error)
-        else:
-            self._on_status(server, status)
-        finally:
-            self._checking.discard(server)
+    def is_awaited_from(self, job_id: str, server: str) -> bool:
+        """Whether this server's word on the job still counts."""
+        return self._attempts.is_awaited_from(job_id, server)
 
-    def _on_gone(self, server: str) -> None:
+    def attempt_failed(self, job_id: str, server: str, reason: str) -> None:
+        """A server cannot finish the job: it is told to stop, and the job is sent again."""
+        self._tell(server, Cancel(client=self._client_id, jobs=[job_id]))
+        self._follow_all(self._attempts.outcome_lost(job_id, server, reason))
+
+    def server_gone(self, server: str) -> None:
         """A 503. Soon after an outage it says no more than that the server is not back yet."""
         if _now() >= self._trust_503_from:
             self._follow_all(self._attempts.gone(server))
@@ -449,28 +378,23 @@ class Session:
             now = _now()
             self._dispatch_all(self._dispatch.tick(now))
             self._follow_all(self._attempts.tick(now))
-            if now - self._checked_at >= self._settings.check_interval_s:
-                self._checked_at = now
-                self._check_all()
-            if self._dispatch.waiting_in_line and (verdict := self._absence.verdict(now)):
-                await self._give_up(verdict)
-
-    def _check_all(self) -> None:
-        for server, jobs in self._attempts.holders().items():
-            if server not in self._checking:
-                self._checking.add(server)
-                for start in range(0, len(jobs), CHECK_CHUNK):
-                    self._spawn(self._check(server, list(jobs[start : start + CHECK_CHUNK])))
+            self._checks.tick(now)
+            if self._dispatch.waiting_in_line and not self._giving_up and (verdict := self._absence.verdict(now)):
+                self._giving_up = True
+                self._tasks.spawn(self._give_up(verdict))
 
     async def _give_up(self, verdict: str) -> None:
         """No server can take the jobs that wait: end these, not the ones that run."""
         waiting = set(self._dispatch.pending())
-        error = await self._absence.explain(verdict)
+        try:
+            error = await self._absence.explain(verdict)
+        finally:
+            self._giving_up = False
         if error is None:
             return
         for job_id in waiting.intersection(self._dispatch.pending()):
             history = "; ".join(self._attempts.history(job_id))
-            self._end(job_id, ServerLostError(f"{history}; then: {error}") if history else error, None)
+            self.end(job_id, ServerLostError(f"{history}; then: {error}") if history else error, None)
 
     def _on_disconnected(self) -> None:
         self._dispatch.disconnected()
@@ -479,25 +403,8 @@ class Session:
         self._attempts.shift_clocks(outage_s)
         self._absence.reset()
         self._trust_503_from = _now() + min(outage_s, RECONNECT_MAX_S) + RETURN_S
-        self._checked_at = 0.0
+        self._checks.hurry()
         self._dispatch_all(self._dispatch.reconnected(_now()))
-
-    def _spawn(self, coroutine: Any) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._reap)
-
-    def _reap(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("a task of the client failed", exc_info=task.exception())
-
-
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _now() -> float:

@@ -81,14 +81,14 @@ async def test_large_both_ways_is_sent_once(shared: Stage, monkeypatch: pytest.M
     sent: list[int] = []
     async with shared.client() as client:
         assert client._session is not None
-        ask = client._session._transfers._ask
+        ask = client._session._large._transfers._ask
 
         async def counted(server: str, message: object) -> object:
             if isinstance(message, Part):
                 sent.append(message.index)
             return await ask(server, message)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(client._session._transfers, "_ask", counted)
+        monkeypatch.setattr(client._session._large._transfers, "_ask", counted)
         text = random_text(3_000_000)
         output = await run(client, do("big", n=3_000_000, prompt=[{"role": "user", "content": text}]))
         assert len(output["blob"]) == 3_000_000

@@ -1,0 +1,109 @@
+"""Asks servers how a client's jobs are: each of them once a second, and at once when one is said to be gone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from envbus.bus.connection import Connection, Subscription
+from envbus.bus.messages import Check, Gone, Status, pack, parse_as
+from envbus.bus.subjects import Subjects
+from envbus.bus.tasks import TaskSet
+from envbus.errors import EnvbusError, NoServerError
+from envbus.settings import PROBE_TIMEOUT_S
+
+log = logging.getLogger("envbus.client")
+
+CHECK_CHUNK = 5_000
+"""Jobs asked about in one message."""
+
+
+class Checks:
+    """The checks of one client. On the bus loop.
+
+    Args:
+        holders: Returns the jobs that each server holds.
+        on_status: Gets ``(server, status)`` of an answer.
+        on_gone: Gets a server that NATS knows no more (503).
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        subjects: Subjects,
+        *,
+        client_id: str,
+        interval_s: float,
+        holders: Callable[[], Mapping[str, Sequence[str]]],
+        on_status: Callable[[str, Status], None],
+        on_gone: Callable[[str], None],
+        tasks: TaskSet,
+    ) -> None:
+        self._connection = connection
+        self._subjects = subjects
+        self._client_id = client_id
+        self._interval_s = interval_s
+        self._holders = holders
+        self._on_status = on_status
+        self._on_gone = on_gone
+        self._tasks = tasks
+        self._under_way: set[str] = set()
+        self._last_at = 0.0
+        self._news: Subscription | None = None
+
+    async def open(self) -> None:
+        """Listen for controllers that saw a server end."""
+        self._news = await self._connection.subscribe(self._subjects.gone, self._on_news)
+
+    async def close(self) -> None:
+        """Listen no more."""
+        if self._news is not None:
+            await self._connection.leave(self._news)
+
+    def hurry(self) -> None:
+        """Check with the next tick, as after an outage."""
+        self._last_at = 0.0
+
+    def tick(self, now: float) -> None:
+        """Check every server whose turn it is, unless its last check is still unanswered."""
+        if now - self._last_at < self._interval_s:
+            return
+        self._last_at = now
+        for server, jobs in self._holders().items():
+            if server not in self._under_way:
+                self._under_way.add(server)
+                self._tasks.spawn(self._check_all(server, jobs))
+
+    async def _check_all(self, server: str, jobs: Sequence[str]) -> None:
+        try:
+            for start in range(0, len(jobs), CHECK_CHUNK):
+                await self._check(server, jobs[start : start + CHECK_CHUNK])
+        finally:
+            self._under_way.discard(server)
+
+    async def _check(self, server: str, jobs: Sequence[str]) -> None:
+        message = pack(Check(client=self._client_id, jobs=list(jobs)))
+        try:
+            data = await self._connection.request(self._subjects.server(server), message, timeout_s=PROBE_TIMEOUT_S)
+            status = parse_as(data, Status)
+        except NoServerError:
+            self._on_gone(server)
+        except TimeoutError:
+            log.debug("server %s did not answer a check", server)
+        except EnvbusError as error:
+            log.warning("server %s answered a check with: %s", server, error)
+        else:
+            self._on_status(server, status)
+
+    def _on_news(self, message: Any) -> None:
+        """Believed no further than to check: anybody may say that a server is gone."""
+        try:
+            news = parse_as(message.data, Gone)
+        except EnvbusError as error:
+            log.warning("the news of a server's end was dropped: %s", error)
+            return
+        jobs = self._holders().get(news.server)
+        if jobs:
+            log.warning("server %s of env %s has ended: %s", news.server[:8], self._subjects.env, news.reason)
+            self._tasks.spawn(self._check(news.server, jobs[:1]))

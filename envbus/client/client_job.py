@@ -1,0 +1,42 @@
+"""One call on its way, as its client sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from envbus.bus.transfer import Packed
+from envbus.errors import EnvbusError
+
+Ending = Callable[[bytes | EnvbusError], None]
+"""Gets the result's body, or why there is none; called on the bus loop."""
+
+
+@dataclass(slots=True)
+class ClientJob:
+    """A job that has not ended yet.
+
+    Attributes:
+        deadline: Seconds since the epoch, if the caller set a limit.
+        sent_to: The server whose grant was used; None after a push.
+        unanswered: Sends that no server has accepted or refused yet.
+        uploading_to: The server that its large input goes to.
+        collecting: Whether its large result is being fetched.
+    """
+
+    job: str
+    call: Literal["rollout", "group"]
+    size: int
+    body: Packed
+    ending: Ending
+    deadline: float | None = None
+    sent_to: str | None = None
+    unanswered: int = 0
+    uploading_to: str | None = None
+    collecting: bool = False
+
+    def forget_attempt(self) -> None:
+        """It is sent again: nothing of the last attempt counts any more."""
+        self.collecting = False
+        self.uploading_to = None

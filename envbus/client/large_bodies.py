@@ -1,0 +1,104 @@
+"""When large results are fetched and large inputs sent, and what it means when that fails. On the bus loop."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from envbus.bus.connection import Connection
+from envbus.bus.messages import Parts
+from envbus.bus.tasks import TaskSet
+from envbus.bus.transfer import cut
+from envbus.client.client_job import ClientJob
+from envbus.client.transfers import Transfers
+from envbus.errors import EnvbusError, NoServerError
+from envbus.settings import INLINE_BYTES, PART_BYTES
+
+log = logging.getLogger("envbus.client")
+
+ENVELOPE_BYTES = 1024
+"""More than any envelope around a body takes."""
+
+
+class JobOwner(Protocol):
+    """Who follows the jobs."""
+
+    def end(self, job_id: str, outcome: bytes | EnvbusError, served_by: str | None) -> None:
+        """The job is over."""
+
+    def server_gone(self, server: str) -> None:
+        """NATS knows no such server (503)."""
+
+    def attempt_failed(self, job_id: str, server: str, reason: str) -> None:
+        """The server cannot finish the job."""
+
+    def is_awaited_from(self, job_id: str, server: str) -> bool:
+        """Whether this server's word on the job still counts."""
+
+
+class LargeBodies:
+    """Bodies of one client's jobs that do not fit on a message."""
+
+    def __init__(self, connection: Connection, transfers: Transfers, owner: JobOwner, tasks: TaskSet) -> None:
+        self._connection = connection
+        self._transfers = transfers
+        self._owner = owner
+        self._tasks = tasks
+
+    def upload_parts(self, job: ClientJob) -> Parts | None:
+        """Return how the job's input travels in parts; None: it rides on its message."""
+        room = self._connection.max_payload - ENVELOPE_BYTES
+        if len(job.body.data) <= min(INLINE_BYTES, room):
+            return None
+        return cut(job.body, max(1, min(PART_BYTES, room)))
+
+    def upload(self, job: ClientJob, server: str) -> None:
+        """Send the job's input, if it is large, to the server that accepted it."""
+        parts = self.upload_parts(job)
+        if parts is not None and job.uploading_to != server:
+            job.uploading_to = server
+            self._tasks.spawn(self._upload(job, server, parts))
+
+    def collect(self, job: ClientJob, server: str, parts: Parts | None) -> None:
+        """Fetch the job's result, unless that is under way."""
+        if not job.collecting:
+            job.collecting = True
+            self._tasks.spawn(self._collect(job, server, parts))
+
+    async def _collect(self, job: ClientJob, server: str, parts: Parts | None) -> None:
+        try:
+            body = await self._transfers.pull(job.job, server, parts)
+        except* (NoServerError, TimeoutError) as errors:
+            # The job is still there: the next check tells whether its result can be fetched.
+            job.collecting = False
+            log.warning("job %s: its result could not be collected from %s: %s", job.job, server, _first(errors))
+            if isinstance(_first(errors), NoServerError):
+                self._owner.server_gone(server)
+        except* EnvbusError as errors:
+            error = _first(errors)
+            assert isinstance(error, EnvbusError)
+            self._owner.end(job.job, error, server)
+        else:
+            self._owner.end(job.job, body, server)
+
+    async def _upload(self, job: ClientJob, server: str, parts: Parts) -> None:
+        try:
+            await self._transfers.push(job.job, server, job.body, parts)
+        except* (TimeoutError, EnvbusError) as errors:
+            self._upload_failed(job.job, server, _first(errors))
+
+    def _upload_failed(self, job_id: str, server: str, error: BaseException) -> None:
+        if not self._owner.is_awaited_from(job_id, server):
+            return
+        if isinstance(error, EnvbusError) and not error.retryable:
+            self._owner.end(job_id, error, server)
+            return
+        text = str(error) or type(error).__name__
+        self._owner.attempt_failed(job_id, server, f"its input could not be sent to server {server[:8]}: {text}")
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
