@@ -1,8 +1,8 @@
-"""The connection to NATS; the only module that imports nats. Everything here runs on the bus thread's loop.
+"""The connection to NATS. Everything here runs on the bus thread's loop.
 
 It reconnects for ever with jitter, builds a new client when nats-py closes for
-good (any -ERR), checks sizes before every publish, routes all replies through
-one inbox, and notices a connection that reads as up but hears nothing.
+good (any -ERR), checks sizes before every publish, and notices a connection
+that reads as up but hears nothing. Only this module and the dialer import nats.
 """
 
 from __future__ import annotations
@@ -10,57 +10,39 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
-import secrets
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import nats
 import nats.errors
-from nats.aio.client import Client, Server
+from nats.aio.client import Client
 from nats.aio.subscription import Subscription as NatsSubscription
 
 from envbus.bus.address import BusOptions
+from envbus.bus.denials import Denials
 from envbus.bus.diagnose import explain_unreachable
+from envbus.bus.dialer import ATTEMPT_TIMEOUT_S, CLOSE_TIMEOUT_S, Dialer, backoff_s, close_client
+from envbus.bus.inbox import Handler, Inbox, settle
+from envbus.bus.tasks import TaskSet
 from envbus.errors import (
     BusAuthError,
     BusClosedError,
     BusError,
     BusPermissionError,
     BusUnreachableError,
-    NoServerError,
     PayloadTooLargeError,
 )
 
 log = logging.getLogger("envbus.bus")
 
-PING_INTERVAL_S = 5
-MAX_PINGS_OUT = 2
-RECONNECT_MAX_S = 4.0
-CLOSE_TIMEOUT_S = 2
 LOOPBACK_INTERVAL_S = 10.0
 LOOPBACK_TIMEOUT_S = 10.0
 INBOX_TIMEOUT_S = 2.0
-_ATTEMPT_TIMEOUT_S = 5.0
-
-
-class Message(Protocol):
-    """A message from NATS."""
-
-    subject: str
-    reply: str
-    data: bytes
-
-
-Handler = Callable[[Any], None]
-"""Gets a Message; must only enqueue or decide, never wait."""
-
-
-def is_no_responders(message: Any) -> bool:
-    """Whether NATS says that nobody was there to get the request (503)."""
-    return bool(message.headers) and message.headers.get("Status") == "503" and not message.data
+DEFAULT_MAX_PAYLOAD = 1024 * 1024
+INBOX_PREFIXES = ("_INBOX.", "_INBOX_", "_R_.")
+"""How reply subjects begin: of clients, of clients with a prefix of their own, and mapped between accounts."""
 
 
 @dataclass(slots=True, eq=False)
@@ -116,21 +98,24 @@ class Connection:
         self.options = options
         self.name = name
         self.stats = ConnectionStats()
-        self.inbox = f"{options.inbox_prefix}.{secrets.token_hex(11)}"
+        self.inbox = Inbox(options.inbox_prefix)
+        self._denials = Denials(self.inbox.subject)
+        self._dialer = Dialer(
+            options,
+            name=name,
+            on_error=self._on_error,
+            on_disconnected=self._on_disconnected,
+            on_reconnected=self._on_reconnected,
+            on_closed=self._on_closed,
+        )
         self._client: Client | None = None
         self._subscriptions: set[Subscription] = set()
         self._listeners: list[Listener] = []
-        self._routes: dict[str, Handler] = {}
-        self._route_count = 0
         self._up = asyncio.Event()
         self._down_since: float | None = None
         self._closed = False
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._last_error: Exception | None = None
-        self._denied: dict[str, str] = {}
+        self._tasks = TaskSet("the connection")
         self._heard = asyncio.Event()
-        self._refused = asyncio.Event()
-        self._attempts = 0
         self._outbox: deque[tuple[str, bytes, str]] = deque()
         self._outbox_filled = asyncio.Event()
         self._outbox_sent = asyncio.Event()
@@ -154,27 +139,25 @@ class Connection:
         while True:
             tries += 1
             try:
-                await self._connect_once(
-                    _ATTEMPT_TIMEOUT_S if timeout_s is None else min(timeout_s, _ATTEMPT_TIMEOUT_S)
-                )
+                await self._connect(min(ATTEMPT_TIMEOUT_S, timeout_s or ATTEMPT_TIMEOUT_S))
                 break
             except BusUnreachableError as error:
-                pause_s = _backoff_s(tries)
+                pause_s = backoff_s(tries)
                 if give_up_at is not None and loop.time() + pause_s >= give_up_at:
                     raise BusUnreachableError(await explain_unreachable(self.options, str(error))) from error
                 log.warning("NATS at %s: %s; trying again", self.options.describe(), error)
                 await asyncio.sleep(pause_s)
         await self._check_inbox()
-        self._spawn(self._watch_loopback())
-        self._spawn(self._send_outbox())
+        self._tasks.spawn(self._watch_loopback())
+        self._tasks.spawn(self._send_outbox())
 
     async def _check_inbox(self) -> None:
         await self._hears_itself(INBOX_TIMEOUT_S)
-        denied = self.denied(f"{self.inbox}.*")
+        denied = self.denied(self.inbox.pattern)
         if denied is not None and self._client is not None:
             self._up.clear()
             client, self._client = self._client, None
-            await client.close()
+            await close_client(client)
             raise BusPermissionError(denied)
 
     async def close(self) -> None:
@@ -186,16 +169,13 @@ class Connection:
                 await asyncio.wait_for(self._outbox_sent.wait(), CLOSE_TIMEOUT_S)
         self._closed = True
         self._up.set()  # wakes those that wait for the connection to be up; it never will be
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._fail_routes()
+        await self._tasks.close()
+        self.inbox.close()
         if self._client is not None and not self._client.is_closed:
             with contextlib.suppress(nats.errors.Error, OSError, asyncio.TimeoutError):
                 if self._client.is_connected:
                     await self._client.flush(timeout=CLOSE_TIMEOUT_S)
-            with contextlib.suppress(nats.errors.Error, OSError):
-                await self._client.close()
+            await close_client(self._client)
 
     @property
     def is_up(self) -> bool:
@@ -214,7 +194,7 @@ class Connection:
     @property
     def max_payload(self) -> int:
         """Bytes that one message may have, headers counted; read from the live connection."""
-        return self._client.max_payload if self._client is not None else 1024 * 1024
+        return self._client.max_payload if self._client is not None else DEFAULT_MAX_PAYLOAD
 
     def listen(self, listener: Listener) -> None:
         """Tell this listener of outages."""
@@ -281,10 +261,10 @@ class Connection:
             BusClosedError: After close(), or closed meanwhile.
         """
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        token = self.route(lambda message: _settle(answer, message, subject))
+        token = self.inbox.route(lambda message: settle(answer, message, subject))
         try:
             async with asyncio.timeout(timeout_s):
-                while not await self.publish(subject, data, reply=self.reply_subject(token)):
+                while not await self.publish(subject, data, reply=self.inbox.reply_subject(token)):
                     await self.wait_up()
                 return await answer
         except TimeoutError as error:
@@ -292,7 +272,7 @@ class Connection:
                 raise BusPermissionError(denied) from error
             raise
         finally:
-            self.unroute(token)
+            self.inbox.unroute(token)
             if answer.done() and not answer.cancelled():
                 answer.exception()  # seen, even if publishing failed first
 
@@ -320,98 +300,21 @@ class Connection:
             with contextlib.suppress(nats.errors.Error, asyncio.TimeoutError):
                 await current.drain()  # type: ignore[no-untyped-call]
 
-    # ---- the inbox
-
-    def route(self, handler: Handler, *, token: str | None = None) -> str:
-        """Give replies to a new token of the inbox to a handler; returns the token."""
-        if token is None:
-            self._route_count += 1
-            token = f"{self._route_count:x}"
-        self._routes[token] = handler
-        return token
-
-    def unroute(self, token: str) -> None:
-        """Drop what arrives for the token from now on."""
-        self._routes.pop(token, None)
-
-    def reply_subject(self, token: str) -> str:
-        """Return the reply subject of a token."""
-        return f"{self.inbox}.{token}"
-
     def is_inbox(self, subject: str) -> bool:
         """Whether a reply subject is an inbox: servers reply to nothing else."""
-        return subject.startswith(("_INBOX.", "_INBOX_", "_R_.", self.options.inbox_prefix + "."))
+        return subject.startswith((*INBOX_PREFIXES, self.options.inbox_prefix + "."))
 
     def denied(self, subject: str) -> str | None:
         """Return what NATS said when it denied this subject, if it did."""
-        return self._denied.get(subject.lower())
-
-    def _on_inbox(self, message: Any) -> None:
-        handler = self._routes.get(message.subject.rpartition(".")[2])
-        if handler is not None:
-            handler(message)
-
-    def _fail_routes(self) -> None:
-        closed = _ClosedMessage()
-        for handler in list(self._routes.values()):
-            handler(closed)
-        self._routes.clear()
+        return self._denials.of(subject)
 
     # ---- nats-py
 
-    async def _connect_once(self, timeout_s: float) -> None:
-        client = Client()
-        self._last_error = None
-        self._attempts = 0
-        try:
-            async with asyncio.timeout(timeout_s):
-                connecting = client.connect(
-                    **self.options.nats_kwargs(),
-                    name=self.name,
-                    allow_reconnect=True,
-                    max_reconnect_attempts=-1,
-                    connect_timeout=2,
-                    ping_interval=PING_INTERVAL_S,
-                    max_outstanding_pings=MAX_PINGS_OUT,
-                    reconnect_to_server_handler=self._choose_server,
-                    error_cb=self._on_error,
-                    disconnected_cb=self._on_disconnected,
-                    reconnected_cb=self._on_reconnected,
-                    closed_cb=self._on_closed,
-                    pending_size=64 * 1024 * 1024,
-                )
-                await self._unless_refused(connecting)
-        except (TimeoutError, nats.errors.Error, OSError, ValueError) as error:
-            with contextlib.suppress(Exception):
-                await client.close()
-            cause = self._last_error or error
-            if _is_refusal(cause):
-                raise BusAuthError(
-                    f"NATS at {self.options.describe()} refused the credentials; check user, password, token or creds"
-                ) from error
-            raise BusUnreachableError(str(cause) or type(cause).__name__) from error
-        self._client = client
-        inbox = Subscription(f"{self.inbox}.*", self._on_inbox, "")
-        await self._restore(inbox)
-        for subscription in list(self._subscriptions):
+    async def _connect(self, timeout_s: float) -> None:
+        self._client = await self._dialer.dial(timeout_s)
+        for subscription in [Subscription(self.inbox.pattern, self.inbox.deliver, ""), *self._subscriptions]:
             await self._restore(subscription)
         self._up.set()
-
-    async def _unless_refused(self, connecting: Coroutine[Any, Any, None]) -> None:
-        """Await a first connect, but not its retries after the credentials were refused."""
-        self._refused.clear()
-        tries = asyncio.ensure_future(connecting)
-        refused = asyncio.ensure_future(self._refused.wait())
-        try:
-            await asyncio.wait({tries, refused}, return_when=asyncio.FIRST_COMPLETED)
-            if tries.done():
-                await tries
-            elif self._last_error is not None:
-                raise self._last_error
-        finally:
-            tries.cancel()
-            refused.cancel()
-            await asyncio.gather(tries, refused, return_exceptions=True)
 
     async def _restore(self, subscription: Subscription) -> None:
         if self._client is None:
@@ -432,34 +335,16 @@ class Connection:
         except nats.errors.Error as error:
             raise BusError(f"cannot subscribe to {subscription.subject}: {error}") from error
 
-    def _choose_server(self, servers: list[Server], info: dict[str, Any]) -> tuple[Server, float]:
-        self._attempts += 1
-        return random.choice(servers), _backoff_s(self._attempts)
-
-    async def _on_error(self, error: Exception) -> None:
-        self._last_error = error
+    def _on_error(self, error: Exception) -> None:
         self.stats.errors += 1
-        text = str(error)
-        if _is_refusal(error):
-            self._refused.set()
         if isinstance(error, nats.errors.SlowConsumerError):
             self.stats.slow_consumers += 1
-        if "permissions violation" in text.lower():
-            self._note_denied(text)
+        denied = self._denials.note(str(error))
+        if denied is not None:
+            if self._denials.is_inbox(denied):
+                self._heard.set()
         elif self.is_up or not isinstance(error, OSError):
-            log.warning("NATS at %s: %s", self.options.describe(), text or type(error).__name__)
-
-    def _note_denied(self, text: str) -> None:
-        # nats-py gives the text in lower case: nats: permissions violation for publish to "x.y"
-        subject = text.partition('"')[2].partition('"')[0]
-        action = "subscribe" if "subscription" in text.lower() else "publish"
-        explanation = f"NATS denied this user to {action} to {subject!r}; give it that permission"
-        if subject.startswith(self.inbox.lower().rpartition(".")[0]):
-            explanation += ", or set the inbox prefix that it may use (inbox_prefix)"
-        self._denied[subject] = explanation
-        log.error("%s", explanation)
-        if subject.startswith(self.inbox.lower()):
-            self._heard.set()
+            log.warning("NATS at %s: %s", self.options.describe(), str(error) or type(error).__name__)
 
     async def _on_disconnected(self) -> None:
         if self._closed or not self._up.is_set():
@@ -471,7 +356,6 @@ class Connection:
             listener.on_disconnected()
 
     async def _on_reconnected(self) -> None:
-        self._attempts = 0
         self.stats.reconnects += 1
         self._back_up()
 
@@ -480,17 +364,17 @@ class Connection:
             return
         if self._up.is_set():
             await self._on_disconnected()
-        self._spawn(self._rebuild())
+        self._tasks.spawn(self._rebuild())
 
     async def _rebuild(self) -> None:
         tries = 0
         while not self._closed:
             tries += 1
             try:
-                await self._connect_once(_ATTEMPT_TIMEOUT_S)
+                await self._connect(ATTEMPT_TIMEOUT_S)
             except (BusUnreachableError, BusAuthError) as error:
                 log.warning("NATS at %s: %s; trying again", self.options.describe(), error)
-                await asyncio.sleep(_backoff_s(tries))
+                await asyncio.sleep(backoff_s(tries))
             else:
                 self.stats.rebuilds += 1
                 self._back_up()
@@ -501,7 +385,8 @@ class Connection:
         outage_s = now - self._down_since if self._down_since is not None else 0.0
         self._down_since = None
         self.stats.outage_s += outage_s
-        self._denied.clear()
+        self._dialer.connected()
+        self._denials.clear()
         self._up.set()
         log.info("NATS at %s: connected again after %.1f s", self.options.describe(), outage_s)
         for listener in list(self._listeners):
@@ -519,52 +404,13 @@ class Connection:
     async def _hears_itself(self, timeout_s: float) -> bool:
         """Whether a message to oneself comes back; a denial of it is something heard, too."""
         self._heard.clear()
-        token = self.route(lambda message: self._heard.set())
+        token = self.inbox.route(lambda message: self._heard.set())
         try:
             async with asyncio.timeout(timeout_s):
-                await self.publish(self.reply_subject(token), b"")
+                await self.publish(self.inbox.reply_subject(token), b"")
                 await self._heard.wait()
                 return True
         except TimeoutError:
             return False
         finally:
-            self.unroute(token)
-
-    def _spawn(self, coroutine: Any) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-class _ClosedMessage:
-    """Given to reply handlers when the connection closes under them."""
-
-    subject = ""
-    reply = ""
-    data = b""
-    headers: dict[str, str] = {"Status": "closed"}  # noqa: RUF012 - a constant
-
-
-def is_closed_notice(message: Any) -> bool:
-    """Whether this stands for "the connection was closed" rather than for a message."""
-    return isinstance(message, _ClosedMessage)
-
-
-def _settle(future: asyncio.Future[bytes], message: Any, subject: str) -> None:
-    if future.done():
-        return
-    if is_closed_notice(message):
-        future.set_exception(BusClosedError("the connection was closed while a reply was awaited"))
-    elif is_no_responders(message):
-        future.set_exception(NoServerError(f"nobody answers on {subject}"))
-    else:
-        future.set_result(message.data)
-
-
-def _is_refusal(error: BaseException) -> bool:
-    return isinstance(error, nats.errors.AuthorizationError) or "authorization violation" in str(error).lower()
-
-
-def _backoff_s(tries: int) -> float:
-    """Return seconds to wait before the next try: doubling from 50 ms, jittered, bounded."""
-    return random.uniform(0.5, 1.0) * min(RECONNECT_MAX_S, 0.1 * 2.0 ** min(tries - 1, 10))
+            self.inbox.unroute(token)

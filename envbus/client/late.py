@@ -11,7 +11,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from envbus.bus.connection import Connection, is_closed_notice, is_no_responders
+from envbus.bus.connection import Connection
+from envbus.bus.inbox import is_closed_notice, is_no_responders
 from envbus.bus.messages import Accepted, Announce, Result, parse
 from envbus.errors import EnvbusError
 
@@ -40,7 +41,7 @@ class LateReplies:
     def expect(self, job_id: str, sends: int) -> None:
         """Await so many answers to a job that has ended."""
         self._sends[job_id] = sends
-        self._connection.route(lambda message: self._on_answer(job_id, message), token=job_id)
+        self._connection.inbox.route(lambda message: self._on_answer(job_id, message), token=job_id)
         self._timers[job_id] = asyncio.get_running_loop().call_later(self._keep_s, self._drop, job_id)
 
     async def answered(self) -> None:
@@ -73,5 +74,5 @@ class LateReplies:
     def _drop(self, job_id: str) -> None:
         if self._sends.pop(job_id, None) is not None:
             self._timers.pop(job_id).cancel()
-            self._connection.unroute(job_id)
+            self._connection.inbox.unroute(job_id)
             self._answered.set()

@@ -13,8 +13,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from envbus.bus.connection import RECONNECT_MAX_S, Connection, Listener, is_closed_notice, is_no_responders
+from envbus.bus.connection import Connection, Listener
+from envbus.bus.dialer import RECONNECT_MAX_S
 from envbus.bus.failures import from_failure
+from envbus.bus.inbox import is_closed_notice, is_no_responders
 from envbus.bus.messages import (
     Accepted,
     Announce,
@@ -111,8 +113,8 @@ class Session:
         self.counts: Counter[str] = Counter()
         self._listener = Listener(self._on_disconnected, self._on_reconnected)
         connection.listen(self._listener)
-        self._line_token = connection.route(self._on_line_reply)
-        self._ignore_token = connection.route(lambda message: None)
+        self._line_token = connection.inbox.route(self._on_line_reply)
+        self._ignore_token = connection.inbox.route(lambda message: None)
         self._tasks.spawn(self._checks.open())
         self._tasks.spawn(self._tick_forever())
 
@@ -125,7 +127,7 @@ class Session:
             return
         self._jobs[job.job] = job
         self._attempts.start(job.job)
-        self._connection.route(self._on_job_reply(job.job), token=job.job)
+        self._connection.inbox.route(self._on_job_reply(job.job), token=job.job)
         self._dispatch_all(self._dispatch.submit(job.job, _now()))
 
     def cancel(self, job_id: str) -> None:
@@ -147,8 +149,8 @@ class Session:
             await asyncio.gather(*cancels, self._wait_late(), return_exceptions=True)
         self._connection.unlisten(self._listener)
         self._late.clear()
-        self._connection.unroute(self._line_token)
-        self._connection.unroute(self._ignore_token)
+        self._connection.inbox.unroute(self._line_token)
+        self._connection.inbox.unroute(self._ignore_token)
         await self._tasks.close()
         await self._checks.close()
 
@@ -178,7 +180,7 @@ class Session:
         job = self._jobs.pop(job_id)
         if served_by is not None:
             self._confirm(served_by, job_id)
-        self._connection.unroute(job_id)
+        self._connection.inbox.unroute(job_id)
         if job.unanswered > 0:
             self._late.expect(job_id, job.unanswered)
         self._follow_all(self._attempts.finish(job_id, served_by))
@@ -236,7 +238,7 @@ class Session:
         self._send(self._subjects.server(server), message, self._ignore_token)
 
     def _send(self, subject: str, message: WireMessage, token: str) -> None:
-        self._connection.send(subject, pack(message), reply=self._connection.reply_subject(token))
+        self._connection.send(subject, pack(message), reply=self._connection.inbox.reply_subject(token))
 
     # ---- replies to a job
 

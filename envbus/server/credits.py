@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 
-from envbus.bus.connection import Connection, Handler, Subscription
+from envbus.bus.connection import Connection, Subscription
+from envbus.bus.inbox import Handler
 from envbus.bus.subjects import WORK_QUEUE
 
 

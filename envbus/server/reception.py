@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, Protocol
 
-from envbus.bus.connection import Connection, Listener, is_closed_notice
+from envbus.bus.connection import Connection, Listener
 from envbus.bus.failures import to_failure
+from envbus.bus.inbox import is_closed_notice
 from envbus.bus.messages import (
     Accepted,
     Busy,

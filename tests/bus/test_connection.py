@@ -55,7 +55,7 @@ async def test_a_request_gets_its_own_reply(nats_url: str, prefix: str) -> None:
         bodies = [str(number).encode() for number in range(200)]
         replies = await asyncio.gather(*(asks.request(f"{prefix}.echo", body, timeout_s=5) for body in bodies))
         assert replies == bodies
-        assert asks._routes == {}
+        assert len(asks.inbox) == 0
 
 
 async def test_nobody_there_is_known_at_once(nats_url: str, prefix: str) -> None:
@@ -64,7 +64,7 @@ async def test_nobody_there_is_known_at_once(nats_url: str, prefix: str) -> None
         async with asyncio.timeout(1):
             with pytest.raises(NoServerError, match=prefix):
                 await connection.request(f"{prefix}.nobody", b"", timeout_s=30)
-        assert connection._routes == {}
+        assert len(connection.inbox) == 0
 
 
 async def test_silence_ends_with_the_timeout_and_leaves_nothing(nats_url: str, prefix: str) -> None:
@@ -78,7 +78,7 @@ async def test_silence_ends_with_the_timeout_and_leaves_nothing(nats_url: str, p
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        assert connection._routes == {}
+        assert len(connection.inbox) == 0
 
 
 async def test_the_size_limit_is_read_from_the_live_connection(prefix: str) -> None:
@@ -90,7 +90,7 @@ async def test_the_size_limit_is_read_from_the_live_connection(prefix: str) -> N
         for _ in range(50):
             with pytest.raises(PayloadTooLargeError, match=r"2,001 bytes.*2,000 bytes"):
                 await connection.request(f"{prefix}.echo", b"x" * 2001, timeout_s=2)
-        assert connection._routes == {}
+        assert len(connection.inbox) == 0
         assert connection.is_up
 
 
@@ -110,7 +110,7 @@ async def test_what_was_sent_before_close_goes_out(nats_url: str, prefix: str) -
     async with connected(nats_url) as hears:
         seen: list[bytes] = []
         await hears.subscribe(f"{prefix}.x", lambda message: seen.append(message.data))
-        await hears.request(hears.reply_subject(hears.route(lambda m: hears.send(m.reply, b""))), b"", timeout_s=2)
+        await hears.request(hears.inbox.reply_subject(hears.inbox.route(lambda m: hears.send(m.reply, b""))), b"", timeout_s=2)
         async with connected(nats_url) as sends:
             for number in range(300):
                 sends.send(f"{prefix}.x", str(number).encode())
@@ -142,7 +142,7 @@ async def test_leave_handles_what_is_under_way(nats_url: str, prefix: str) -> No
         await answers.publish(f"{prefix}.x", b"first")
         await eventually(lambda: len(seen) == 1)
         await asks.publish(f"{prefix}.x", b"second")
-        await asks.request(asks.reply_subject(asks.route(lambda m: asks.send(m.reply, b""))), b"", timeout_s=2)
+        await asks.request(asks.inbox.reply_subject(asks.inbox.route(lambda m: asks.send(m.reply, b""))), b"", timeout_s=2)
         await answers.leave(subscription)
         assert seen == [b"first", b"second"]
         with pytest.raises(NoServerError):
@@ -168,7 +168,7 @@ async def test_an_outage_is_told_and_survived(own_nats: EmbeddedNats, prefix: st
         assert len(outages) == 1
         assert outages[0] >= 0.3
         assert connection.stats.reconnects == 1
-        assert connection._routes == {}
+        assert len(connection.inbox) == 0
 
 
 async def test_an_error_that_closes_nats_py_for_good_is_survived(own_nats: EmbeddedNats, prefix: str) -> None:

@@ -236,7 +236,7 @@ def leftovers(client: NATSEnvClient) -> dict[str, int]:
         "attempts": len(session._attempts),
         "holders": len(session._attempts.holders()),
         "unconfirmed": sum(len(jobs) for jobs in session._done.values()),
-        "routes": len(bus.connection._routes) - 2 * bus._users,
+        "routes": len(bus.connection.inbox) - 2 * bus._users,
     }
 
 

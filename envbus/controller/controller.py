@@ -1,0 +1,498 @@
+"""The controller: runs the servers of a fleet file on this host. Carries out what the supervisors decide.
+
+open the bus → claim the name → take over or launch → watch, obey, beat → stop all
+servers at the same time → leave. Everything here runs on one event loop that no
+environment's code can block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import platform
+import random
+import secrets
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from importlib import metadata
+from typing import Any
+
+from envbus.bus.address import BusOptions, find_bus_options
+from envbus.bus.connection import Connection, Listener, Subscription
+from envbus.bus.control_messages import (
+    ControllerBeat,
+    EnvReport,
+    LogLines,
+    LogsRequest,
+    ProcessReport,
+    Restart,
+    Scale,
+    StatusRequest,
+)
+from envbus.bus.dialer import RECONNECT_MAX_S
+from envbus.bus.embedded import EmbeddedNats
+from envbus.bus.messages import Beat, Control, Gone, pack, parse_as
+from envbus.bus.subjects import Subjects
+from envbus.controller.adoption import ServerRegister
+from envbus.controller.autoscale import Autoscaler
+from envbus.controller.control_api import ControlApi, name_taken_text
+from envbus.controller.demand import EnvDemand, ended_jobs
+from envbus.controller.liveness import BLOCKED_LAG_S, Signs
+from envbus.controller.pages import FleetPages
+from envbus.controller.processes import Ended, Processes, kill_marked
+from envbus.controller.spec import EnvSpec, FleetSpec
+from envbus.controller.supervision import Ask, Drain, EnvSupervisor, Instruction, Kill, Launch, Note, Rules, Stop
+from envbus.errors import BadRequestError, EnvbusError, NoServerError, UsageError
+from envbus.server.log_lines import MAX_BYTES, read_log
+from envbus.settings import ServerSettings
+
+log = logging.getLogger("envbus.controller")
+
+POLL_S = 0.05
+"""How soon the end of a process is seen."""
+TICK_S = 0.25
+BEAT_S = 1.0
+ASK_TIMEOUT_S = 2.0
+RETURN_S = RECONNECT_MAX_S + 2.0
+"""After an outage the servers may need this long to be back, too."""
+STOP_MARGIN_S = 10.0
+CONNECT_TIMEOUT_S = 10.0
+
+
+class _Env:
+    """What belongs to one env."""
+
+    def __init__(self, spec: EnvSpec, *, controller_id: str, prefix: str) -> None:
+        settings = ServerSettings()
+        limit_s = spec.grace + settings.teardown_timeout_s + settings.collect_grace_s + STOP_MARGIN_S
+        self.spec = spec
+        self.name = spec.bus_name
+        self.subjects = Subjects(self.name, prefix)
+        self.supervisor = EnvSupervisor(
+            self.name,
+            replicas=spec.first_replicas,
+            rules=Rules(restart=spec.restart, liveness=spec.liveness, stop_limit_s=limit_s),
+            new_id=lambda: secrets.token_hex(16),
+            random=random.random,
+        )
+        self.demand = EnvDemand(controller_id, slots_per_server=spec.max_concurrent)
+        self.autoscaler = Autoscaler(spec.autoscale) if spec.autoscale is not None else None
+
+
+class Controller:
+    """Runs a fleet's servers on this host until it is stopped.
+
+    Args:
+        spec: What to run.
+        tell: Gets what an operator should read at once; default: it is logged.
+
+    Raises:
+        UsageError: The address of NATS is of no use.
+    """
+
+    def __init__(self, spec: FleetSpec, *, tell: Callable[[Note], None] | None = None) -> None:
+        self._spec = spec
+        self._id = spec.controller_id
+        self._tell = tell or _log_note
+        self._options = _bus_options(spec)
+        self._envs = {env.bus_name: _Env(env, controller_id=self._id, prefix=spec.bus.prefix) for env in spec.env}
+        self._register = ServerRegister(spec.controller.log_dir)
+        self._nats: EmbeddedNats | None = None
+        self._connection: Connection
+        self._processes: Processes
+        self._api: ControlApi
+        self._started_at = time.time()
+        self._stopping = False
+        self._error: EnvbusError | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def controller_id(self) -> str:
+        """Its name on the bus."""
+        return self._id
+
+    # ---- life
+
+    async def run(self) -> None:
+        """Run until stop(), or an operator's order to stop.
+
+        Raises:
+            UsageError: Another controller has this one's name, or the embedded NATS cannot run.
+            BusError: NATS is not reachable at the start.
+        """
+        async with self._bus() as (connection, address):
+            self._connection = connection
+            self._processes = Processes(
+                self._id,
+                self._spec.controller,
+                prefix=self._spec.bus.prefix,
+                variables={"ENVBUS_URL": address} if address else {},
+            )
+            self._api = ControlApi(connection, self._id, prefix=self._spec.bus.prefix, orders=self)
+            self._pages = FleetPages(connection, self._spec.bus.prefix, not_ready=self._not_ready)
+            try:
+                await self._api.open()
+                await self._open_pages()
+                await self._serve()
+            finally:
+                await self._cancel_tasks()
+                await self._pages.close()
+                await self._api.close()
+                self._processes.close()
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        """Drain all servers, each within its grace, and end; a second time: cancel what still runs."""
+        if self._stopping:
+            self._say("stopping now: running rollouts are cancelled, teardown still runs", "warning")
+            self._obey(order for env in self._envs.values() for order in env.supervisor.hurry())
+            return
+        self._stopping = True
+        now = _now()
+        self._obey(order for env in self._envs.values() for order in env.supervisor.stop(now))
+        self._say(f"stopping {len(self._processes.records())} servers; once more to cancel their rollouts")
+
+    @contextlib.asynccontextmanager
+    async def _bus(self) -> AsyncIterator[tuple[Connection, str | None]]:
+        """The connection, and the address that servers need to be told."""
+        async with contextlib.AsyncExitStack() as stack:
+            options, address = self._options, self._spec.bus.address
+            if options is None:
+                self._nats = await stack.enter_async_context(self._embedded())
+                address = self._nats.url
+                options = find_bus_options(address)
+                self._say(f"NATS is at {address}; from another terminal here: export ENVBUS_URL={address}")
+            assert options is not None
+            connection = Connection(options, name=f"envbus-controller-{self._id}")
+            stack.push_async_callback(connection.close)
+            await connection.open(timeout_s=CONNECT_TIMEOUT_S)
+            connection.listen(Listener(on_reconnected=lambda outage_s: self._stand_still(RETURN_S)))
+            yield connection, address
+
+    def _embedded(self) -> EmbeddedNats:
+        bus, lines = self._spec.bus, []
+        if bus.websocket_port is not None:
+            lines.append(f'websocket {{ host: "127.0.0.1", port: {bus.websocket_port or -1}, no_tls: true }}')
+        if bus.monitoring_port is not None:
+            lines.append(f'http: "127.0.0.1:{bus.monitoring_port or -1}"')
+        log_file = self._spec.controller.log_dir / "nats-server.log"
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        return EmbeddedNats(port=bus.port, config="\n".join(lines) or None, log_file=log_file)
+
+    async def _open_pages(self) -> None:
+        if self._spec.controller.metrics_port is not None:
+            host = self._spec.controller.metrics_host
+            port = await self._pages.open(self._spec.controller.metrics_port, host=host)
+            self._say(f"metrics of the fleet, and health, are at http://{host}:{port}/metrics, /livez and /readyz")
+
+    def _not_ready(self) -> str | None:
+        return "stopping" if self._stopping else None
+
+    async def _serve(self) -> None:
+        subscriptions = [await self._hear(env) for env in self._envs.values()]
+        try:
+            self._say(f"controller {self._id} runs; logs are in {self._spec.controller.log_dir}")
+            if self._spec.controller.adopt:
+                self._adopt()
+            now = _now()
+            self._obey(order for env in self._envs.values() for order in env.supervisor.start(now))
+            self._spawn(self._beat_forever())
+            await self._watch()
+            await self._api.send_beat()
+        finally:
+            for subscription in subscriptions:
+                await self._connection.leave(subscription)
+
+    async def _watch(self) -> None:
+        """Look after the processes until all have ended after a stop."""
+        before = ticked_at = _now()
+        while not self._stopping or self._processes.records():
+            now = _now()
+            if not self._connection.is_up:
+                self._stand_still(now - before)
+            before = now
+            for ended in self._processes.ended():
+                self._on_ended(ended)
+            if now - ticked_at >= TICK_S:
+                ticked_at = now
+                self._obey(order for env in self._envs.values() for order in env.supervisor.tick(now))
+                await self._keep_nats()
+            await asyncio.sleep(POLL_S)
+
+    async def _keep_nats(self) -> None:
+        if self._nats is not None and not self._nats.is_running:
+            self._say("the embedded NATS server has ended; it is started again", "error")
+            await self._nats.restart()
+
+    def _stand_still(self, seconds: float) -> None:
+        """Nothing could be heard for so long: that is nobody's fault."""
+        for env in self._envs.values():
+            env.supervisor.outage(seconds)
+            if env.autoscaler is not None:
+                env.autoscaler.outage(seconds)
+
+    def _adopt(self) -> None:
+        for record in self._register.read():
+            if not self._processes.adopt(record):
+                continue
+            env = self._envs.get(record.env)
+            if env is None:
+                self._say(f"server {record.server[:8]} of env {record.env} is not wanted any more", env=record.env)
+                self._obey([Stop(record.env, record.server)])
+                continue
+            self._obey(
+                env.supervisor.adopt(
+                    record.server,
+                    slot=record.slot,
+                    generation=record.generation,
+                    is_wanted=record.digest == env.spec.digest,
+                    now=_now(),
+                )
+            )
+
+    # ---- what the supervisors decide
+
+    def _obey(self, orders: Iterable[Instruction]) -> None:
+        queue = deque(orders)
+        while queue:
+            order = queue.popleft()
+            match order:
+                case Launch():
+                    queue.extend(self._launch(order))
+                case Drain(env=env, server=server):
+                    self._spawn(self._ask_to_drain(env, server))
+                case Stop(server=server):
+                    self._processes.stop(server)
+                case Kill(server=server):
+                    self._processes.kill(server)
+                case Ask(env=env, server=server):
+                    self._spawn(self._ask(env, server))
+                case Note():
+                    self._tell(order)
+
+    def _launch(self, order: Launch) -> list[Instruction]:
+        env = self._envs[order.env]
+        try:
+            self._processes.launch(order, env.spec)
+        except OSError as error:
+            return env.supervisor.exited(order.server, f"cannot be started: {error}", _now())
+        self._note_servers()
+        return []
+
+    def _note_servers(self) -> None:
+        if self._spec.controller.adopt:
+            self._register.write(self._processes.records())
+
+    async def _ask_to_drain(self, env: str, server: str) -> None:
+        order = pack(Control(action="drain"))
+        with contextlib.suppress(TimeoutError, EnvbusError):  # asked again until it has ended
+            await self._connection.request(self._envs[env].subjects.ctl(server), order, timeout_s=ASK_TIMEOUT_S)
+
+    async def _ask(self, env: str, server: str) -> None:
+        subject = self._envs[env].subjects.ctl(server)
+        try:
+            await self._connection.request(subject, pack(StatusRequest()), timeout_s=ASK_TIMEOUT_S)
+        except (TimeoutError, NoServerError):
+            return
+        except EnvbusError as error:
+            log.warning("server %s could not be asked: %s", server, error)
+            return
+        self._envs[env].supervisor.heard(server, _now())
+
+    # ---- what happens
+
+    async def _hear(self, env: _Env) -> Subscription:
+        return await self._connection.subscribe(env.subjects.beats, lambda message: self._on_beat(env, message))
+
+    def _on_beat(self, env: _Env, message: Any) -> None:
+        try:
+            beat = parse_as(message.data, Beat)
+        except EnvbusError as error:
+            log.warning("a heartbeat was dropped: %s", error)
+            return
+        now = _now()
+        env.demand.beat(beat, now)
+        stranger = env.demand.stranger(beat)
+        if stranger is not None:
+            text = f"{stranger} serves another version or other arguments under this name; give one another name"
+            self._say(text, "warning", env=env.name)
+        record = self._processes.record(beat.server)
+        if record is None or record.pid != beat.pid:
+            return
+        signs = Signs(
+            state=beat.state,
+            in_flight=beat.in_flight,
+            waiting=beat.waiting_jobs,
+            ended=ended_jobs(beat),
+            lag_s=beat.loop_lag_s,
+            cpu_s=self._processes.cpu_s(beat.server) if beat.loop_lag_s >= BLOCKED_LAG_S else None,
+        )
+        self._obey(env.supervisor.beat(beat.server, signs, now))
+
+    def _on_ended(self, ended: Ended) -> None:
+        record = ended.record
+        self._note_servers()
+        self._spawn(_kill_remains(record.server))
+        env = self._envs.get(record.env)
+        if env is None:
+            return
+        env.demand.gone(record.server)
+        self._connection.send(env.subjects.gone, pack(Gone(server=record.server, reason=ended.summary)))
+        self._obey(env.supervisor.exited(record.server, ended.reason, _now()))
+        self._spawn(self._api.send_beat())
+
+    async def _beat_forever(self) -> None:
+        while True:
+            await self._api.send_beat()
+            if self._connection.is_up and not self._stopping:
+                self._autoscale()
+            await asyncio.sleep(BEAT_S)
+
+    def _autoscale(self) -> None:
+        now = _now()
+        for env in self._envs.values():
+            if env.autoscaler is None:
+                continue
+            replicas = env.supervisor.replicas
+            wanted = env.autoscaler.decide(env.demand.load(now), replicas, now)
+            if wanted != replicas:
+                self._say(f"autoscale: {replicas} → {wanted} servers", env=env.name)
+                self._obey(env.supervisor.scale(wanted, now))
+
+    # ---- operators' orders
+
+    def report(self) -> ControllerBeat:
+        """What it runs, as it is told once a second."""
+        return ControllerBeat(
+            controller=self._id,
+            host=platform.node(),
+            pid=os.getpid(),
+            version=metadata.version("envbus"),
+            started_at=self._started_at,
+            envs=[_env_report(env) for env in self._envs.values()],
+            processes=[report for env in self._envs.values() for report in self._process_reports(env)],
+            interval_s=BEAT_S,
+        )
+
+    def _process_reports(self, env: _Env) -> Iterable[ProcessReport]:
+        for view in env.supervisor.views():
+            record = self._processes.record(view.server)
+            yield ProcessReport(
+                server=view.server,
+                env=env.name,
+                slot=view.slot,
+                generation=view.generation,
+                pid=record.pid if record is not None else None,
+                state=view.state,
+                restarts=view.restarts,
+                last_exit=view.last_exit,
+                log_file=record.log_file if record is not None else None,
+                started_at=record.launched_at if record is not None else None,
+            )
+
+    def scale(self, order: Scale) -> str:
+        """Obey an operator."""
+        env = self._find(order.env)
+        if env.autoscaler is not None:
+            raise BadRequestError(f"env {env.name} scales itself on this controller; change its autoscale limits")
+        self._obey(env.supervisor.scale(order.replicas, _now()))
+        return f"{order.replicas} servers of env {env.name}"
+
+    def restart(self, order: Restart) -> str:
+        """Obey an operator."""
+        env = self._find(order.env)
+        self._obey(env.supervisor.restart(_now()))
+        return f"rolling restart of {env.supervisor.replicas} servers of env {env.name}"
+
+    async def read_log(self, request: LogsRequest) -> LogLines:
+        """Lines of the log of one of the servers, running or the last one in its place."""
+        server, log_file = self._find_log(request.server)
+        # A byte that is no text becomes three.
+        max_bytes = min(MAX_BYTES, self._connection.max_payload // 4)
+        try:
+            lines, following = await asyncio.to_thread(
+                read_log, log_file, lines=request.lines, after=request.after, max_bytes=max_bytes
+            )
+        except OSError as error:
+            raise BadRequestError(f"cannot read the log file {log_file}: {error.strerror}") from error
+        return LogLines(server=server, lines=lines, next=following)
+
+    def on_rival(self, beat: ControllerBeat) -> None:
+        """Of two controllers with one name, the younger one ends."""
+        if (self._started_at, os.getpid()) > (beat.started_at, beat.pid) and self._error is None:
+            self._error = UsageError(name_taken_text(beat))
+            if not self._stopping:
+                self.stop()
+
+    def _find(self, name: str) -> _Env:
+        if self._stopping:
+            raise BadRequestError(f"controller {self._id} is stopping")
+        env = self._envs.get(name)
+        if env is None:
+            raise BadRequestError(f"controller {self._id} has no env {name!r}; it has: {', '.join(self._envs)}")
+        return env
+
+    def _find_log(self, prefix: str) -> tuple[str, str]:
+        found = [(server, file) for server, file in self._processes.log_files.items() if server.startswith(prefix)]
+        if len(found) != 1:
+            what = "has no server" if not found else f"has {len(found)} servers"
+            raise BadRequestError(f"controller {self._id} {what} with an id that begins with {prefix!r}")
+        return found[0]
+
+    # ---- small things
+
+    def _say(self, text: str, level: Any = "info", *, env: str = "") -> None:
+        self._obey([Note(env or self._id, text, level)])
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._reap)
+
+    def _reap(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a task of the controller failed", exc_info=task.exception())
+
+    async def _cancel_tasks(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _bus_options(spec: FleetSpec) -> BusOptions | None:
+    """Where NATS is; None: embedded."""
+    if spec.bus.embedded:
+        return None
+    options = find_bus_options(spec.bus.address)
+    if options is None and spec.controller.adopt:
+        raise UsageError("adopt needs a bus that outlives the controller: give [bus] address, or set ENVBUS_URL")
+    return options
+
+
+def _env_report(env: _Env) -> EnvReport:
+    return EnvReport(
+        env=env.name,
+        env_id=env.spec.id,
+        replicas=env.supervisor.replicas,
+        autoscale=env.autoscaler is not None,
+        failed=env.supervisor.failed,
+    )
+
+
+async def _kill_remains(server: str) -> None:
+    killed = await asyncio.to_thread(kill_marked, {server})
+    if killed:
+        log.info("%d processes that server %s had started were left and are killed", killed, server)
+
+
+def _log_note(note: Note) -> None:
+    log.log(logging.getLevelNamesMapping()[note.level.upper()], "%s: %s", note.env, note.text)
+
+
+def _now() -> float:
+    return time.monotonic()
