@@ -25,6 +25,7 @@ STATE_STYLES = {
     "up": "green",
 }
 _MAX_QUOTED_LINES = 12
+_MAX_NOTE_CHARS = 300
 
 
 def output_console() -> Console:
@@ -102,7 +103,7 @@ def env_table(envs: Iterable[EnvView]) -> Table:
             rate(totals.rate_per_s),
             cell(totals.failed, "red" if totals.failed else ""),
             age(totals.oldest_job_s),
-            f"{totals.lag_s:.2f}s",
+            f"{totals.lag_s:.2f}s" if totals.lag_s < 100 else age(totals.lag_s),
         )
     return table
 
@@ -152,4 +153,5 @@ def env_notes(env: EnvView) -> Iterator[str]:
         yield f"{env.env}: servers differ in {what}: {', '.join(found)}"
     for problem in env.problems:
         first, *quoted = problem.splitlines() or [""]
-        yield "\n".join([f"{env.env}: {first}", *quoted[-_MAX_QUOTED_LINES:]])
+        lines = [f"{env.env}: {first}", *quoted[-_MAX_QUOTED_LINES:]]
+        yield "\n".join(line[:_MAX_NOTE_CHARS] for line in lines)

@@ -11,7 +11,6 @@ import typer
 from envbus.cli.operator_options import Address, AsJson, Prefix, operate, print_json
 
 if TYPE_CHECKING:
-    from envbus.controller.fleet_views import ServerView
     from envbus.controller.operator import Operator
 
 
@@ -97,44 +96,33 @@ async def _ping(operator: Operator, target: str | None, count: int, as_json: boo
         servers = list(find_target(view, target).servers)
     if not servers:
         raise NoServerError(f"no server is on the bus at {operator.options.describe()}; start one with: envbus serve")
-    rows = [(server, *await _round_trips(operator, server, count)) for server in servers]
+    answers = await operator.round_trips(servers, count)
     if as_json:
         print_json(
             [
                 {
-                    "server": server.server,
-                    "env": server.env,
-                    "host": server.host,
-                    "round_trips_s": trips,
-                    "error": error,
+                    "server": answer.server.server,
+                    "env": answer.server.env,
+                    "host": answer.server.host,
+                    "round_trips_s": answer.seconds,
+                    "error": answer.error,
                 }
-                for server, trips, error in rows
+                for answer in answers
             ]
         )
     else:
         numbers = ("least", "median", "most")
         table = plain_table("server", "env", "host", "state", *numbers, "", right=numbers)
-        for server, trips, error in rows:
-            times = [f"{f(trips) * 1000:.1f} ms" if trips else "-" for f in (min, statistics.median, max)]
+        for answer in answers:
+            trips, server = answer.seconds, answer.server
+            times = [f"{of(trips) * 1000:.1f} ms" if trips else "-" for of in (min, statistics.median, max)]
             table.add_row(
                 cell(server.server[:SHORT_ID]),
                 cell(server.env),
                 cell(server.host),
                 state_cell(server.state),
                 *times,
-                cell(error or "", "red"),
+                cell(answer.error or "", "red"),
             )
         output_console().print(table)
-    return 1 if any(error for _, _, error in rows) else 0
-
-
-async def _round_trips(operator: Operator, server: ServerView, count: int) -> tuple[list[float], str | None]:
-    from envbus.errors import EnvbusError
-
-    trips: list[float] = []
-    for _ in range(count):
-        try:
-            trips.append(await operator.ping(server))
-        except EnvbusError as error:
-            return trips, str(error)
-    return trips, None
+    return 1 if any(answer.error for answer in answers) else 0

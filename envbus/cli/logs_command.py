@@ -19,7 +19,9 @@ FOLLOW_S = 0.5
 
 
 def logs(
-    server: Annotated[str, typer.Argument(help="The start of a server's id, or an env that has one server.")],
+    server: Annotated[
+        str, typer.Argument(help="The start of a server's id; or an env with one server, or with one that failed.")
+    ],
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with what is logged from now on.")] = False,
     lines: Annotated[int, typer.Option("-n", "--lines", min=1, max=5000, help="Last lines to show.")] = 100,
     address: Address = None,
@@ -47,7 +49,7 @@ async def _find(operator: Operator, text: str) -> ServerView:
     from envbus.controller.targets import find_target, one_server
 
     view = await operator.survey()
-    found = one_server(view, text)
+    found = one_server(view, text) or await operator.find_ended(text)
     if found is not None:
         return found
     return find_target(view, text).servers[0]  # raises, and says what there is

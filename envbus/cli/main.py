@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from envbus.cli.arguments import with_resume_value
 from envbus.cli.call_command import call
-from envbus.cli.doctor_command import doctor
 from envbus.cli.dashboard_command import dashboard
+from envbus.cli.doctor_command import doctor
 from envbus.cli.eval_command import evaluate
 from envbus.cli.fleet_commands import drain, restart, scale, stop
 from envbus.cli.info_command import info, ping

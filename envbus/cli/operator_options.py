@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,7 +50,11 @@ def operate(
         setup_logging(log_level)
         limit_s = ClientSettings().connect_timeout_s
         async with Operator(address, prefix=prefix, connect_timeout_s=limit_s) as operator:
-            return await work(operator)
+            try:
+                return await work(operator)
+            except BrokenPipeError:  # as with "| head": whoever read this has seen enough
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                return 0
 
     return run(connected, verbose=False, interrupted=interrupted)
 

@@ -120,7 +120,8 @@ async def _serve(
     from envbus.bus.embedded import EmbeddedNats
     from envbus.environments.loader import add_env_dir
     from envbus.errors import UsageError
-    from envbus.server.server import LoadInterruptedError, NATSEnvServer
+    from envbus.server.server import NATSEnvServer
+    from envbus.server.stops import LoadInterruptedError
     from envbus.settings import ServerSettings
 
     if embedded and address:

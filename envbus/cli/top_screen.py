@@ -10,6 +10,7 @@ from rich.cells import set_cell_size
 from rich.text import Text
 
 from envbus.cli.fleet_tables import STATE_STYLES, age, cell
+from envbus.cli.formats import plural
 from envbus.controller.fleet_views import EnvView, FleetView, ServerView
 from envbus.controller.targets import SHORT_ID
 
@@ -155,9 +156,9 @@ def _head(view: FleetView, where: str) -> Text:
 def _totals(view: FleetView) -> Text:
     totals = view.totals
     return Text(
-        f"{len(view.envs)} envs  {totals.servers} servers  {totals.in_flight}/{totals.slots} slots "
-        f"({totals.utilisation:.0%})  {totals.waiting_jobs} waiting  {totals.rate_per_s:.1f}/s  "
-        f"{totals.failed} errors"
+        f"{plural(len(view.envs), 'env')}  {plural(totals.servers, 'server')}  {totals.in_flight}/{totals.slots} slots "
+        f"({totals.utilisation:.0%})  {_count(totals.waiting_jobs)} waiting  {totals.rate_per_s:.1f}/s  "
+        f"{plural(totals.failed, 'error')}"
     )
 
 
@@ -189,10 +190,19 @@ def _value(row: Row, name: str) -> str:
     if name == "use":
         return f"{value:.0%}"
     if name == "waiting":
-        return f"{value:.0f}"
+        return _count(int(value))
     if name == "rate":
         return f"{value:.1f}/s" if value < 100 else f"{value:.0f}/s"
     return f"{value:.2f}s" if value < 100 else age(value)
+
+
+def _count(number: int) -> str:
+    """At most six cells: ``9999``, ``12k``, ``3M``."""
+    if number < 10_000:
+        return str(number)
+    if number < 10_000_000:
+        return f"{number // 1000}k"
+    return f"{number // 1_000_000}M" if number < 10**10 else ">9999M"
 
 
 def _env_name(env: EnvView, cells: int) -> Text:

@@ -46,6 +46,15 @@ def up(
         bool | None,
         typer.Option("--adopt/--no-adopt", help="Servers outlive a crash of this command; the next one adopts them."),
     ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port",
+            min=0,
+            max=65535,
+            help="Serve /metrics of the whole fleet, /livez and /readyz over HTTP on this port.",
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and print the plan; start nothing.")] = (
         False
     ),
@@ -55,13 +64,14 @@ def up(
     """Run servers on this host until Ctrl-C or SIGTERM, and replace those that end.
 
     Ctrl-C lets running rollouts finish within each server's grace; a second one cancels them.
+    With adopt, SIGHUP ends this command alone: the servers go on, and the next one takes them over.
     """
     from envbus.cli.running import run
 
     async def work() -> int:
         overrides: dict[str, dict[str, Any]] = {
             "bus": {"address": address, "prefix": prefix},
-            "controller": {"id": controller_id, "log_dir": log_dir, "adopt": adopt},
+            "controller": {"id": controller_id, "log_dir": log_dir, "adopt": adopt, "metrics_port": metrics_port},
         }
         spec = _spec(targets, replicas, max_concurrent, overrides)
         if dry_run:
@@ -110,13 +120,14 @@ def _stopped_by_signals(controller: Controller) -> Iterator[None]:
     import asyncio
     import signal
 
-    loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
-    for number in numbers:
-        loop.add_signal_handler(number, controller.stop)
+    loop = asyncio.get_running_loop()
+    actions = {signal.SIGINT: controller.stop, signal.SIGTERM: controller.stop, signal.SIGHUP: controller.leave}
+    for number, action in actions.items():
+        loop.add_signal_handler(number, action)
     try:
         yield
     finally:
-        for number in numbers:
+        for number in actions:
             loop.remove_signal_handler(number)
 
 
@@ -124,13 +135,19 @@ def _tell_text(note: Note) -> None:
     import time
 
     mark = {"info": "", "warning": "warning: ", "error": "error: "}[note.level]
-    typer.echo(f"{time.strftime('%H:%M:%S')} {note.env}: {mark}{note.text}")
+    _print(f"{time.strftime('%H:%M:%S')} {note.env}: {mark}{note.text}")
 
 
 def _tell_json(note: Note) -> None:
     import time
 
-    typer.echo(json.dumps({"time": time.time(), "env": note.env, "level": note.level, "text": note.text}))
+    _print(json.dumps({"time": time.time(), "env": note.env, "level": note.level, "text": note.text}))
+
+
+def _print(line: str) -> None:
+    # Servers must not end because the terminal, or the reader of a pipe, has.
+    with contextlib.suppress(OSError, ValueError):
+        typer.echo(line)
 
 
 def _print_plan(spec: FleetSpec, *, as_json: bool) -> None:

@@ -14,6 +14,7 @@ from envbus.bus.connection import Connection
 from envbus.bus.failures import to_failure
 from envbus.bus.messages import ExamplesPage, ExamplesRequest, Info, InfoRequest, WireMessage, pack, parse_as
 from envbus.bus.subjects import WORK_QUEUE, Subjects
+from envbus.bus.tasks import TaskSet
 from envbus.errors import BadRequestError, EnvbusError, PayloadTooLargeError, ServerLoadingError
 from envbus.server.identity import Identity
 from envbus.server.outcomes import ENVELOPE_BYTES
@@ -54,7 +55,7 @@ class Catalogue:
         self._environment: HostableEnvironment | None = None
         self._examples: Sequence[Mapping[str, Any]] | None = None
         self._requires_groups: bool | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet("the catalogue")
         self.uses = {subjects.info: EndpointUse(), subjects.examples: EndpointUse()}
         """By subject."""
 
@@ -79,16 +80,12 @@ class Catalogue:
         """Answer no more."""
         for subscription in self._subscriptions:
             await self._connection.leave(subscription)
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
     def _on_request(self, message: Any) -> None:
         if not self._connection.is_inbox(message.reply):
             return
-        task = asyncio.get_running_loop().create_task(self._reply(message))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(self._reply(message))
 
     async def _reply(self, message: Any) -> None:
         use, started = self.uses[message.subject], time.monotonic()

@@ -40,6 +40,8 @@ class Job:
     reply: str
     created_at: float
     plain: bool = False
+    heard_at: float = 0.0
+    """When its client last asked about it."""
     state: JobState = JobState.RECEIVING
     outcome: Any = None
     held_bytes: int = 0
@@ -131,6 +133,13 @@ class Jobs:
         job = self._jobs.get(job_id)
         return job if job is not None and job.client == client else None
 
+    def mentioned(self, job_id: str, client: str, now: float) -> Job | None:
+        """Its client asks about a job: return it if it is here and that client's."""
+        job = self.owned(job_id, client)
+        if job is not None:
+            job.heard_at = now
+        return job
+
     def unfinished(self) -> list[Job]:
         """Jobs without an outcome."""
         return [job for job in self._jobs.values() if job.state is not JobState.DONE]
@@ -142,6 +151,7 @@ class Jobs:
     def add(self, job: Job, now: float) -> None:
         """Take in a job that was admitted."""
         self._jobs[job.job] = job
+        job.heard_at = now
         self._lease(job.client, job.reply, now).jobs.add(job.job)
 
     def heard(self, client: str, inbox: str, now: float) -> None:
@@ -194,8 +204,9 @@ class Jobs:
             lease.heard_at += outage_s
             if lease.gone_since is not None:
                 lease.gone_since += outage_s
-        for job_id in self._held:
-            self._jobs[job_id].done_at += outage_s
+        for job in self._jobs.values():
+            job.heard_at += outage_s
+            job.done_at += outage_s
 
     def tick(self, now: float) -> list[Instruction]:
         """What time alone brings about."""
@@ -216,19 +227,22 @@ class Jobs:
 
     def _tick_lease(self, client: str, lease: Lease, now: float) -> list[Instruction]:
         limits = self._limits
-        silent_s = now - lease.heard_at
-        if silent_s < limits.probe_after_s:
-            return []
         if lease.gone_since is not None and now - lease.gone_since >= limits.orphan_grace_s:
             return self._forget_client(client)
-        if silent_s >= limits.orphan_timeout_s:
-            unfinished = [job_id for job_id in sorted(lease.jobs) if self._jobs[job_id].state is not JobState.DONE]
-            if unfinished:
-                return [Expire(job_id, f"nothing heard of the client for {silent_s:.0f} s") for job_id in unfinished]
+        if expired := self._not_asked_about(lease, now):
+            return [Expire(job_id, f"its client did not ask for {limits.orphan_timeout_s:g} s") for job_id in expired]
+        if now - lease.heard_at < limits.probe_after_s:
+            return []
         if now - lease.probed_at >= min(limits.probe_after_s, limits.orphan_grace_s / 2):
             lease.probed_at = now
             return [Probe(client, lease.inbox)]
         return []
+
+    def _not_asked_about(self, lease: Lease, now: float) -> list[str]:
+        """Unfinished jobs of a client that is silent, or that asks only about others: it does not know of these."""
+        jobs = (self._jobs[job_id] for job_id in sorted(lease.jobs))
+        limit_s = self._limits.orphan_timeout_s
+        return [job.job for job in jobs if job.state is not JobState.DONE and now - job.heard_at >= limit_s]
 
     def _is_plain(self, lease: Lease) -> bool:
         return any(self._jobs[job_id].plain for job_id in lease.jobs)

@@ -22,8 +22,8 @@ from envbus.bus.transfer import COMPRESS_OVER_BYTES, Packed, pack_body, unpack_b
 from envbus.errors import BadRequestError, CallCancelledError, EncodeError, EnvbusError
 from envbus.evaluation.rows import checked_outputs, failed_output
 from envbus.server.model_endpoints import ModelEndpoints
-from envbus.settings import MAX_BODY_BYTES
 from envbus.server.rollout_log import EndedRollout, ended_rollout
+from envbus.settings import MAX_BODY_BYTES
 from envbus.types import HostableEnvironment, RolloutInput, RolloutOutput
 
 log = logging.getLogger("envbus.server")
@@ -83,7 +83,7 @@ class Runner:
         """Start a job; on the env's loop."""
         task = asyncio.get_running_loop().create_task(self._run(work), name=f"job {work.job}")
         self._tasks[work.job] = task
-        task.add_done_callback(lambda _: self._tasks.pop(work.job, None))
+        task.add_done_callback(lambda task: self._on_done(work.job, task))
 
     def cancel(self, job: str) -> None:
         """Cancel a job if it runs; its outcome is still reported."""
@@ -99,6 +99,12 @@ class Runner:
             await asyncio.wait(self._tasks.values(), timeout=timeout_s)
         for job in self._tasks:
             log.error("job %s did not end within %g s of its cancel; it is left", job, timeout_s)
+
+    def _on_done(self, job: str, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(job, None)
+        if task.cancelled():  # before its first step, so that nothing of _run() ran
+            failure = to_failure(CallCancelledError("cancelled on the server"), origin=self._server_id)
+            self._report(job, failure, Tally(cancelled=1))
 
     async def _run(self, work: Work) -> None:
         tally, started = Tally(), time.monotonic()

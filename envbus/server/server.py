@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any, cast
 
 from envbus.bus.address import BusOptions, resolve_bus_options
@@ -27,27 +23,18 @@ from envbus.bus.transfer import Packed
 from envbus.environments.loader import apply_settings, check_hostable, load_environment
 from envbus.errors import EnvironmentLoadError, UsageError
 from envbus.logs import setup_logging
-from envbus.server.beats import Beats, LoopLag
-from envbus.server.catalogue import Catalogue
-from envbus.server.control import ControlDesk
+from envbus.server.desks import DeskOptions, Desks
 from envbus.server.identity import new_identity
-from envbus.server.microservice import MicroService
 from envbus.server.model_endpoints import KeyPolicy, ModelEndpoints
 from envbus.server.pages import Pages
-from envbus.server.reception import Reception
 from envbus.server.runner import Runner, Tally, Work
+from envbus.server.stops import LEAVE_TIMEOUT_S, LoadInterruptedError, Stops, leave_soon, leave_without_leftovers
 from envbus.settings import ServerSettings
 from envbus.types import HostableEnvironment
 
 log = logging.getLogger("envbus.server")
 
 DEFAULT_MAX_CONCURRENT = 64
-LEAVE_TIMEOUT_S = 5.0
-"""How long run_server waits, after the stop, for tasks and threads that the environment left."""
-
-
-class LoadInterruptedError(BaseException):
-    """SIGTERM or SIGINT while the environment was loading; no Exception, so that loading code cannot swallow it."""
 
 
 class NATSEnvServer:
@@ -115,13 +102,9 @@ class NATSEnvServer:
         self._endpoints = ModelEndpoints(KeyPolicy(allow_keys))
         self._environment = environment
         self._extra_env_kwargs = dict(extra_env_kwargs or {})
-        self._handle_signals = handle_signals
         self._lifeline_fd = lifeline_fd
-        self._stop_asked = asyncio.Event()
-        self._grace_begins = asyncio.Event()
-        self._stop_at_once = asyncio.Event()
+        self._stops = Stops(handle_signals=handle_signals)
         self._ended = asyncio.Event()
-        self._orphaned = False
         self._started = False
         if log_level is not None:
             setup_logging(log_level, log_file=log_file, json=json_logs)
@@ -161,8 +144,7 @@ class NATSEnvServer:
 
     async def close(self) -> None:
         """Stop as a SIGTERM would, and wait for the end."""
-        self._grace_begins.set()
-        self._stop_asked.set()
+        self._stops.stop()
         if self._started:
             await self._ended.wait()
 
@@ -180,24 +162,20 @@ class NATSEnvServer:
         """
         options.setdefault("log_level", "INFO")
 
-        leave = threading.Timer(LEAVE_TIMEOUT_S, _leave)
-        leave.daemon = True
-
-        async def serve() -> None:
+        async def serve() -> threading.Timer:
             await cls(env_id, env_args, address, **options).run()
-            leave.start()
+            return leave_soon(LEAVE_TIMEOUT_S, leave_without_leftovers)
 
         try:
-            asyncio.run(serve())
+            asyncio.run(serve()).cancel()
         except LoadInterruptedError:
             log.info("stopped while the environment was loading")
-        finally:
-            leave.cancel()
 
     async def _run(self) -> None:
         if self._lifeline_fd is not None:
             watch_lifeline(self._lifeline_fd, self._on_parent_gone, hard_exit_after_s=self._longest_stop_s)
-        await asyncio.wrap_future(self._bus.open(timeout_s=None))
+        if not await self._connected():
+            return
         await self._bus.thread.run(self._open_desks())
         log.info(
             "server %s of env %s is loading on %s",
@@ -213,9 +191,23 @@ class NATSEnvServer:
             finally:
                 await self._tear_down(environment)
         finally:
-            await self._bus.thread.run(self._close_desks())
+            await self._bus.thread.run(self._desks.close())
             await self._endpoints.close()
         log.info("server %s has stopped", self.server_id)
+
+    async def _connected(self) -> bool:
+        """Wait for NATS; False if the stop came first."""
+        opening = asyncio.wrap_future(self._bus.open(timeout_s=None))
+        stopped = asyncio.ensure_future(self._stops.asked.wait())
+        try:
+            either: set[asyncio.Future[Any]] = {opening, stopped}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if opening.done():
+                await opening
+            return opening.done()
+        finally:
+            stopped.cancel()
+            await asyncio.gather(stopped, return_exceptions=True)
 
     async def _open_pages(self) -> None:
         """Before NATS is reached: a server that waits for it is alive, but not ready."""
@@ -226,24 +218,25 @@ class NATSEnvServer:
 
     async def _serve(self, environment: HostableEnvironment) -> None:
         self._runner = Runner(environment, endpoints=self._endpoints, report=self._report, server_id=self.server_id)
-        with self._loop_signals():
-            await self._catalogue.describe(environment)
-            await self._bus.thread.run(self._be_ready())
+        with self._stops.while_serving(self._loop):
+            await self._desks.catalogue.describe(environment)
+            await self._bus.thread.run(self._desks.ready())
             log.info("server %s of env %s is ready, %d slots", self.server_id, self.env, self._max_concurrent)
-            await self._stop_asked.wait()
+            await self._stops.asked.wait()
             log.info("server %s is draining", self.server_id)
             await self._drain()
 
     async def _drain(self) -> None:
-        reception, thread = self._reception, self._bus.thread
-        await thread.run(_call(reception.drain))
+        desks, thread, stops = self._desks, self._bus.thread, self._stops
+        reception = desks.reception
+        await thread.run(desks.drain())
         # An operator's drain cuts no rollout: the grace begins when a stop is asked for as well.
-        await self._bounded(thread.run(reception.idle()), None, until=self._grace_begins)
-        await self._bounded(thread.run(reception.idle()), self._settings.grace_s, until=self._stop_at_once)
-        await thread.run(_call(reception.stop_running))
+        await self._bounded(thread.run(reception.idle()), None, until=stops.grace_begun)
+        await self._bounded(thread.run(reception.idle()), self._settings.grace_s, until=stops.at_once)
+        await thread.run(desks.stop_running())
         assert self._runner is not None
         await self._runner.stop(timeout_s=self._settings.teardown_timeout_s)
-        if not self._orphaned:
+        if not stops.orphaned:
             await self._bounded(thread.run(reception.collected()), self._settings.collect_grace_s)
 
     async def _bounded(self, waiting: Any, limit_s: float | None, *, until: asyncio.Event | None = None) -> None:
@@ -272,64 +265,16 @@ class NATSEnvServer:
         if self._environment is not None:
             return _hostable(self._environment)
         try:
-            with self._load_signals():
+            with self._stops.while_loading():
                 environment = _hostable(load_environment(self._identity.env_id, **self._identity.env_args))
                 apply_settings(environment, self._extra_env_kwargs)
                 return environment
         except Exception as error:
-            self._beats.error = f"{type(error).__name__}: {error}"
-            await self._bus.thread.run(self._beats.send())
+            await self._bus.thread.run(self._desks.load_failed(f"{type(error).__name__}: {error}"))
             raise
 
-    @contextmanager
-    def _load_signals(self) -> Iterator[None]:
-        if not self._owns_signals:
-            yield
-            return
-
-        def interrupt(signum: int, frame: FrameType | None) -> None:
-            raise LoadInterruptedError(signal.Signals(signum).name)
-
-        before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    @contextmanager
-    def _loop_signals(self) -> Iterator[None]:
-        if not self._owns_signals:
-            yield
-            return
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        for number in numbers:
-            self._loop.add_signal_handler(number, self._on_signal)
-        try:
-            yield
-        finally:
-            # Ignored from here on: the teardown that follows runs to its end.
-            for number in numbers:
-                self._loop.remove_signal_handler(number)
-                signal.signal(number, signal.SIG_IGN)
-
-    @property
-    def _owns_signals(self) -> bool:
-        return self._handle_signals and threading.current_thread() is threading.main_thread()
-
-    def _on_signal(self) -> None:
-        if self._grace_begins.is_set():
-            log.warning("second signal: running rollouts are cancelled now")
-            self._stop_at_once.set()
-        self._grace_begins.set()
-        self._stop_asked.set()
-
     def _on_parent_gone(self) -> None:
-        """On the lifeline's thread: nobody is left to collect anything, so only cleanup remains."""
-        self._orphaned = True
-        self._crossing.post(self._stop_at_once.set)
-        self._crossing.post(self._grace_begins.set)
-        self._crossing.post(self._stop_asked.set)
+        self._stops.parent_gone(self._crossing, is_loading=self._runner is None)
 
     @property
     def _longest_stop_s(self) -> float:
@@ -338,65 +283,24 @@ class NATSEnvServer:
     # ---- the bus thread's side
 
     async def _open_desks(self) -> None:
-        """On the bus loop: be reachable, though still loading."""
-        connection, settings = self._bus.connection, self._settings
-        self._back = self._bus.thread.crossing
-        self._reception = Reception(
-            connection,
+        """On the bus loop."""
+        options = DeskOptions(
+            self._identity, self._settings, self._max_concurrent, log_file=self._log_file, controller=self._controller
+        )
+        self._desks = Desks(
+            self._bus.connection,
             self._subjects,
-            server_id=self.server_id,
-            settings=settings,
-            capacity=self._max_concurrent,
-            fingerprint=self._identity.fingerprint,
+            options,
             runner=self,
+            env_loop=self._crossing,
+            bus_loop=self._bus.thread.crossing,
+            stop=self._on_operator,
         )
-        lag = LoopLag(self._crossing, self._back)
-        self._beats = Beats(
-            connection,
-            self._subjects,
-            self._reception,
-            identity=self._identity,
-            lag=lag.measure,
-            interval_s=settings.beat_interval_s,
-            controller=self._controller,
-        )
-        self._catalogue = Catalogue(
-            connection, self._subjects, self._reception, identity=self._identity, settings=settings
-        )
-        self._control = ControlDesk(
-            connection, self._subjects, self._reception, stop=self._on_operator_stop, log_file=self._log_file
-        )
-        await self._reception.open()
-        await self._catalogue.open()
-        await self._control.open(self.server_id)
-        self._service = MicroService(
-            connection,
-            self._subjects,
-            self._reception,
-            self._catalogue,
-            identity=self._identity,
-            beat=self._beats.now,
-        )
-        await self._service.open()
-        self._pages.beat = self._beats.now
-        self._beating = asyncio.get_running_loop().create_task(self._beats.run())
+        await self._desks.open()
+        self._pages.beat = self._desks.beats.now
 
-    async def _be_ready(self) -> None:
-        self._reception.ready()
-        await self._beats.send()
-
-    async def _close_desks(self) -> None:
-        self._beating.cancel()
-        await asyncio.gather(self._beating, return_exceptions=True)
-        await self._service.close()
-        await self._control.close()
-        await self._catalogue.close()
-        await self._reception.close()
-
-    def _on_operator_stop(self, action: str) -> None:
-        if action == "stop":
-            self._crossing.post(self._grace_begins.set)
-        self._crossing.post(self._stop_asked.set)
+    def _on_operator(self, action: str) -> None:
+        self._crossing.post(self._stops.stop if action == "stop" else self._stops.drain)
 
     # ---- between reception (bus thread) and runner (this loop)
 
@@ -417,12 +321,7 @@ class NATSEnvServer:
             self._runner.cancel(job)
 
     def _report(self, job: str, outcome: Packed | Failure, tally: Tally) -> None:
-        self._back.post(self._reception.finished, job, outcome, tally)
-
-
-def _leave() -> None:
-    log.error("the environment left tasks or threads that do not end; leaving without them")
-    os._exit(0)
+        self._bus.thread.crossing.post(self._desks.reception.finished, job, outcome, tally)
 
 
 def _hostable(environment: Any) -> HostableEnvironment:
@@ -433,7 +332,3 @@ def _hostable(environment: Any) -> HostableEnvironment:
             "see docs/environments.md, 'Hosting protocol'"
         )
     return cast(HostableEnvironment, environment)
-
-
-async def _call(function: Any) -> None:
-    function()

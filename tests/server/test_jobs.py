@@ -339,3 +339,30 @@ class JobsMachine(RuleBasedStateMachine):
 
 TestJobsMachine = JobsMachine.TestCase
 TestJobsMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_a_job_that_its_living_client_never_asks_about_is_expired() -> None:
+    """Its acceptance was lost: the client runs it elsewhere and knows nothing of this copy."""
+    jobs = Jobs(LIMITS)
+    add(jobs, "known")
+    add(jobs, "ghost")
+    said: list[Instruction] = []
+    for second in range(1, 302):
+        now = START + second
+        jobs.heard("c", "inbox.c", now)
+        assert jobs.mentioned("known", "c", now) is not None
+        said += jobs.tick(now)
+        if said:
+            jobs.replace_outcome("ghost", "expired", now)
+    (expire,) = said
+    assert isinstance(expire, Expire)
+    assert expire.job == "ghost"
+
+
+def test_only_its_own_client_keeps_a_job_alive() -> None:
+    jobs = Jobs(LIMITS)
+    job = add(jobs, "1")
+    assert jobs.mentioned("1", "another", START + 5) is None
+    assert job.heard_at == START
+    assert jobs.mentioned("1", "c", START + 5) is job
+    assert job.heard_at == START + 5

@@ -1,0 +1,64 @@
+"""What a server answers about its jobs: how they are, parts of their results, parts of their inputs taken in."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from envbus.bus.messages import Check, Failure, Fetch, Part, PartReply, Status
+from envbus.errors import BadRequestError, ResultLostError
+from envbus.server.jobs import Job, Jobs, JobState
+from envbus.server.outcomes import HeldResult, tell_part
+from envbus.server.uploads import Uploads
+
+
+class Answers:
+    """Answers clients from the tables of one server."""
+
+    def __init__(self, jobs: Jobs, uploads: Uploads, *, server_id: str, counts: Counter[str]) -> None:
+        self._jobs = jobs
+        self._uploads = uploads
+        self._server_id = server_id
+        self._counts = counts
+
+    def status(self, check: Check, now: float) -> Status:
+        """Say how each of a client's jobs is."""
+        status = Status(server=self._server_id, running=[], unknown=[], done=[], failed=[])
+        for job_id in check.jobs:
+            job = self._jobs.mentioned(job_id, check.client, now)
+            if job is None:
+                status.unknown.append(job_id)
+            elif job.state is not JobState.DONE:
+                status.running.append(job_id)
+            elif isinstance(job.outcome, Failure):
+                told = {"job": job_id, "attempt": job.attempt, "server": self._server_id}
+                status.failed.append(job.outcome.model_copy(update=told))
+            else:
+                status.done.append(job_id)
+        return status
+
+    def part_of_result(self, fetch: Fetch) -> PartReply:
+        """Return a part of a held result.
+
+        Raises:
+            ResultLostError: It is not held here.
+            DecodeError: It has no such part.
+        """
+        job = self._jobs.owned(fetch.job, fetch.client)
+        if job is None or not isinstance(job.outcome, HeldResult):
+            raise ResultLostError(f"no result of job {fetch.job} is held here", origin=self._server_id)
+        part = tell_part(job.outcome, job=fetch.job, index=fetch.index)
+        self._counts["sent_bytes"] += len(part.data)
+        return part
+
+    def take_part(self, part: Part, now: float) -> tuple[Job, bytes] | None:
+        """Take in a part of an input; returns the job and its whole input with the last one.
+
+        Raises:
+            BadRequestError: No such input is awaited, or the part is wrong.
+        """
+        job = self._jobs.mentioned(part.job, part.client, now)
+        if job is None:
+            raise BadRequestError(f"no input of job {part.job} is awaited here")
+        self._counts["received_bytes"] += len(part.data)
+        body = self._uploads.put(part.job, part.index, part.data)
+        return (job, body) if body is not None and job.state is JobState.RECEIVING else None
