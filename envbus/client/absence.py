@@ -5,11 +5,13 @@ Full servers are no reason to give up; these three are, each after its time.
 
 from __future__ import annotations
 
+import asyncio
 import difflib
+from collections.abc import Sequence
 
 from envbus.bus.connection import Connection
 from envbus.bus.subjects import Subjects
-from envbus.client.presence import hear_beats
+from envbus.client.presence import hear_beats, hear_troubles
 from envbus.errors import CallError, FingerprintError, NoServerError, ServerLoadingError
 from envbus.settings import ClientSettings
 
@@ -73,7 +75,10 @@ class Absence:
     async def explain(self, verdict: str) -> CallError | None:
         """Return the error for the waiting jobs, with what is on the bus instead; None if a server came up now."""
         env = self._subjects.env
-        beats = await hear_beats(self._connection, self._subjects.prefix)
+        prefix = self._subjects.prefix
+        beats, troubles = await asyncio.gather(
+            hear_beats(self._connection, prefix), hear_troubles(self._connection, env, prefix)
+        )
         where = self._connection.options.describe()
         if verdict == "loading":
             limit = self._settings.loading_timeout_s
@@ -84,11 +89,13 @@ class Absence:
         if any(beat.env == env and beat.state != "failed" for beat in beats):
             self.reset()
             return None
-        return NoServerError(no_server_text(env, where, sorted({beat.env for beat in beats})))
+        return NoServerError(no_server_text(env, where, sorted({beat.env for beat in beats}), troubles))
 
 
-def no_server_text(env: str, where: str, present: list[str]) -> str:
-    """Say that an env has no server, what is there, and what the name may have been meant to be."""
+def no_server_text(env: str, where: str, present: list[str], troubles: Sequence[str] = ()) -> str:
+    """Say that an env has no server, why, what is there, and what the name may have been meant to be."""
+    if troubles:
+        return f"no server of env {env!r} at {where}; " + "; ".join(troubles)
     if not present:
         return (
             f"no server of env {env!r} at {where}, and no other env either; "

@@ -22,7 +22,7 @@ from envbus.bus.messages import (
 )
 from envbus.bus.subjects import Subjects
 from envbus.client.absence import no_server_text
-from envbus.client.presence import hear_beats
+from envbus.client.presence import hear_beats, hear_troubles
 from envbus.errors import (
     CallTimeoutError,
     DecodeError,
@@ -110,7 +110,8 @@ class Inquiries:
         if failed:
             return EnvironmentCrashedError(f"env {env!r} could not be loaded by its server: {failed[0].error}")
         where = self._connection.options.describe()
-        return NoServerError(no_server_text(env, where, sorted({beat.env for beat in beats})))
+        troubles = await hear_troubles(self._connection, env, self._subjects.prefix)
+        return NoServerError(no_server_text(env, where, sorted({beat.env for beat in beats}), troubles))
 
 
 def _rows(page: ExamplesPage) -> list[RolloutInput]:

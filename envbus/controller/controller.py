@@ -35,7 +35,7 @@ from envbus.bus.control_messages import (
 from envbus.bus.dialer import RECONNECT_MAX_S
 from envbus.bus.embedded import EmbeddedNats
 from envbus.bus.messages import Beat, Control, Gone, pack, parse_as
-from envbus.bus.subjects import Subjects
+from envbus.bus.subjects import Subjects, parse_beat
 from envbus.controller.adoption import ServerRegister
 from envbus.controller.autoscale import Autoscaler
 from envbus.controller.control_api import ControlApi, name_taken_text
@@ -60,6 +60,7 @@ RETURN_S = RECONNECT_MAX_S + 2.0
 """After an outage the servers may need this long to be back, too."""
 STOP_MARGIN_S = 10.0
 CONNECT_TIMEOUT_S = 10.0
+NATS_RETRY_S = 5.0
 
 
 class _Env:
@@ -101,11 +102,13 @@ class Controller:
         self._envs = {env.bus_name: _Env(env, controller_id=self._id, prefix=spec.bus.prefix) for env in spec.env}
         self._register = ServerRegister(spec.controller.log_dir)
         self._nats: EmbeddedNats | None = None
+        self._nats_retry_at = 0.0
         self._connection: Connection
         self._processes: Processes
         self._api: ControlApi
         self._started_at = time.time()
         self._stopping = False
+        self._leaving = False
         self._error: EnvbusError | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -155,6 +158,16 @@ class Controller:
         now = _now()
         self._obey(order for env in self._envs.values() for order in env.supervisor.stop(now))
         self._say(f"stopping {len(self._processes.records())} servers; once more to cancel their rollouts")
+
+    def leave(self) -> None:
+        """End without the servers, which the next controller of this name takes over; only with adopt.
+
+        Without adopt the same as stop().
+        """
+        if not self._spec.controller.adopt:
+            self.stop()
+            return
+        self._leaving = True
 
     @contextlib.asynccontextmanager
     async def _bus(self) -> AsyncIterator[tuple[Connection, str | None]]:
@@ -208,9 +221,9 @@ class Controller:
                 await self._connection.leave(subscription)
 
     async def _watch(self) -> None:
-        """Look after the processes until all have ended after a stop."""
+        """Look after the processes until all have ended after a stop, or they are left."""
         before = ticked_at = _now()
-        while not self._stopping or self._processes.records():
+        while not self._leaving and (not self._stopping or self._processes.records()):
             now = _now()
             if not self._connection.is_up:
                 self._stand_still(now - before)
@@ -224,9 +237,14 @@ class Controller:
             await asyncio.sleep(POLL_S)
 
     async def _keep_nats(self) -> None:
-        if self._nats is not None and not self._nats.is_running:
-            self._say("the embedded NATS server has ended; it is started again", "error")
+        if self._nats is None or self._nats.is_running or _now() < self._nats_retry_at:
+            return
+        self._say("the embedded NATS server has ended; it is started again", "error")
+        try:
             await self._nats.restart()
+        except EnvbusError as error:
+            self._say(f"it does not start: {error}", "error")
+            self._nats_retry_at = _now() + NATS_RETRY_S
 
     def _stand_still(self, seconds: float) -> None:
         """Nothing could be heard for so long: that is nobody's fault."""
@@ -314,6 +332,8 @@ class Controller:
         except EnvbusError as error:
             log.warning("a heartbeat was dropped: %s", error)
             return
+        if parse_beat(message.subject, self._spec.bus.prefix) != (env.name, beat.server):
+            return  # NATS checks who may publish where, so a beat counts only on its own subject
         now = _now()
         env.demand.beat(beat, now)
         stranger = env.demand.stranger(beat)
@@ -348,20 +368,19 @@ class Controller:
     async def _beat_forever(self) -> None:
         while True:
             await self._api.send_beat()
-            if self._connection.is_up and not self._stopping:
-                self._autoscale()
+            now = _now()
+            for env in self._envs.values():
+                env.demand.forget_silent(now)
+                if env.autoscaler is not None and self._connection.is_up and not self._stopping:
+                    self._autoscale(env, env.autoscaler, now)
             await asyncio.sleep(BEAT_S)
 
-    def _autoscale(self) -> None:
-        now = _now()
-        for env in self._envs.values():
-            if env.autoscaler is None:
-                continue
-            replicas = env.supervisor.replicas
-            wanted = env.autoscaler.decide(env.demand.load(now), replicas, now)
-            if wanted != replicas:
-                self._say(f"autoscale: {replicas} → {wanted} servers", env=env.name)
-                self._obey(env.supervisor.scale(wanted, now))
+    def _autoscale(self, env: _Env, autoscaler: Autoscaler, now: float) -> None:
+        replicas = env.supervisor.replicas
+        wanted = autoscaler.decide(env.demand.load(), replicas, now)
+        if wanted != replicas:
+            self._say(f"autoscale: {replicas} → {wanted} servers", env=env.name)
+            self._obey(env.supervisor.scale(wanted, now))
 
     # ---- operators' orders
 
@@ -390,7 +409,7 @@ class Controller:
                 state=view.state,
                 restarts=view.restarts,
                 last_exit=view.last_exit,
-                log_file=record.log_file if record is not None else None,
+                log_file=self._processes.log_files.get(view.server),
                 started_at=record.launched_at if record is not None else None,
             )
 

@@ -1,0 +1,74 @@
+"""One place with servers of the command line, and commands of an operator about them."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "cli"))
+
+from cli_process import ENVS, QUICK, Cli, Ended, wait_for_line
+
+
+@dataclass
+class Site:
+    """Servers of the command line under one prefix, and commands of an operator about them."""
+
+    cli: Cli
+    url: str
+    prefix: str = field(default_factory=lambda: f"t{secrets.token_hex(4)}")
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return {"NATS_URL": self.url, **QUICK}
+
+    def serve(self, env_id: str, *options: str) -> subprocess.Popen[str]:
+        """Start a server and wait until it is ready."""
+        return self.start("serve", env_id, "--env-dir-path", str(ENVS), *options, until="is ready", stream="stderr")
+
+    def start(self, command: str, *options: str, until: str, stream: str = "stdout") -> subprocess.Popen[str]:
+        """Start something that goes on, and wait until it says so."""
+        process = self.cli.start(command, *options, "--prefix", self.prefix, variables=self.variables)
+        self.started.append(process)
+        wait_for_line(process, until, stream=stream)
+        return process
+
+    def run(self, command: str, *options: str) -> Ended:
+        return self.cli.run(command, *options, "--prefix", self.prefix, variables=self.variables)
+
+    def json(self, command: str, *options: str) -> Any:
+        ended = self.run(command, *options, "--json")
+        assert ended.code == 0, ended.err + ended.out
+        return json.loads(ended.out)
+
+    def server_id(self, env: str) -> str:
+        """Id of the one server of the env that takes jobs."""
+        [found] = [
+            server["server"]
+            for server in self.json("ls", env)["servers"]
+            if server["state"] in ("ready", "full", "lagging")
+        ]
+        return str(found)
+
+    def close(self) -> None:
+        for process in self.started:
+            process.terminate()
+        for process in self.started:
+            process.communicate(timeout=20)
+        self.cli.kill_all()
+
+    def until(self, condition: Any, *, limit_s: float) -> dict[str, Any]:
+        """Run ``envbus ls`` until what it shows fulfils a condition; returns that."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            view: dict[str, Any] = self.json("ls")
+            if condition(view):
+                return view
+            assert time.monotonic() < deadline, view
