@@ -12,8 +12,8 @@ import typer
 
 if TYPE_CHECKING:
     from envbus.controller.controller import Controller
+    from envbus.controller.instructions import Note
     from envbus.controller.spec import FleetSpec
-    from envbus.controller.supervision import Note
 
 
 def up(

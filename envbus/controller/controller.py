@@ -12,15 +12,12 @@ import contextlib
 import logging
 import os
 import platform
-import random
-import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from importlib import metadata
 from typing import Any
 
-from envbus.bus.address import BusOptions, find_bus_options
 from envbus.bus.connection import Connection, Listener, Subscription
 from envbus.bus.control_messages import (
     ControllerBeat,
@@ -33,21 +30,21 @@ from envbus.bus.control_messages import (
     StatusRequest,
 )
 from envbus.bus.dialer import RECONNECT_MAX_S
-from envbus.bus.embedded import EmbeddedNats
 from envbus.bus.messages import Beat, Control, Gone, pack, parse_as
-from envbus.bus.subjects import Subjects, parse_beat
+from envbus.bus.subjects import parse_beat
 from envbus.controller.adoption import ServerRegister
 from envbus.controller.autoscale import Autoscaler
 from envbus.controller.control_api import ControlApi, name_taken_text
-from envbus.controller.demand import EnvDemand, ended_jobs
+from envbus.controller.controller_bus import ControllerBus
+from envbus.controller.demand import ended_jobs
+from envbus.controller.instructions import Ask, Drain, Instruction, Kill, Launch, Note, Stop
 from envbus.controller.liveness import BLOCKED_LAG_S, Signs
+from envbus.controller.managed_env import ManagedEnv
 from envbus.controller.pages import FleetPages
 from envbus.controller.processes import Ended, Processes, kill_marked
-from envbus.controller.spec import EnvSpec, FleetSpec
-from envbus.controller.supervision import Ask, Drain, EnvSupervisor, Instruction, Kill, Launch, Note, Rules, Stop
+from envbus.controller.spec import FleetSpec
 from envbus.errors import BadRequestError, EnvbusError, NoServerError, UsageError
 from envbus.server.log_lines import MAX_BYTES, read_log
-from envbus.settings import ServerSettings
 
 log = logging.getLogger("envbus.controller")
 
@@ -58,29 +55,6 @@ BEAT_S = 1.0
 ASK_TIMEOUT_S = 2.0
 RETURN_S = RECONNECT_MAX_S + 2.0
 """After an outage the servers may need this long to be back, too."""
-STOP_MARGIN_S = 10.0
-CONNECT_TIMEOUT_S = 10.0
-NATS_RETRY_S = 5.0
-
-
-class _Env:
-    """What belongs to one env."""
-
-    def __init__(self, spec: EnvSpec, *, controller_id: str, prefix: str) -> None:
-        settings = ServerSettings()
-        limit_s = spec.grace + settings.teardown_timeout_s + settings.collect_grace_s + STOP_MARGIN_S
-        self.spec = spec
-        self.name = spec.bus_name
-        self.subjects = Subjects(self.name, prefix)
-        self.supervisor = EnvSupervisor(
-            self.name,
-            replicas=spec.first_replicas,
-            rules=Rules(restart=spec.restart, liveness=spec.liveness, stop_limit_s=limit_s),
-            new_id=lambda: secrets.token_hex(16),
-            random=random.random,
-        )
-        self.demand = EnvDemand(controller_id, slots_per_server=spec.max_concurrent)
-        self.autoscaler = Autoscaler(spec.autoscale) if spec.autoscale is not None else None
 
 
 class Controller:
@@ -98,11 +72,9 @@ class Controller:
         self._spec = spec
         self._id = spec.controller_id
         self._tell = tell or _log_note
-        self._options = _bus_options(spec)
-        self._envs = {env.bus_name: _Env(env, controller_id=self._id, prefix=spec.bus.prefix) for env in spec.env}
+        self._bus = ControllerBus(spec, say=self._say)
+        self._envs = {env.bus_name: ManagedEnv(env, controller_id=self._id, prefix=spec.bus.prefix) for env in spec.env}
         self._register = ServerRegister(spec.controller.log_dir)
-        self._nats: EmbeddedNats | None = None
-        self._nats_retry_at = 0.0
         self._connection: Connection
         self._processes: Processes
         self._api: ControlApi
@@ -126,8 +98,9 @@ class Controller:
             UsageError: Another controller has this one's name, or the embedded NATS cannot run.
             BusError: NATS is not reachable at the start.
         """
-        async with self._bus() as (connection, address):
+        async with self._bus.open() as (connection, address):
             self._connection = connection
+            connection.listen(Listener(on_reconnected=lambda outage_s: self._stand_still(RETURN_S)))
             self._processes = Processes(
                 self._id,
                 self._spec.controller,
@@ -169,33 +142,6 @@ class Controller:
             return
         self._leaving = True
 
-    @contextlib.asynccontextmanager
-    async def _bus(self) -> AsyncIterator[tuple[Connection, str | None]]:
-        """The connection, and the address that servers need to be told."""
-        async with contextlib.AsyncExitStack() as stack:
-            options, address = self._options, self._spec.bus.address
-            if options is None:
-                self._nats = await stack.enter_async_context(self._embedded())
-                address = self._nats.url
-                options = find_bus_options(address)
-                self._say(f"NATS is at {address}; from another terminal here: export ENVBUS_URL={address}")
-            assert options is not None
-            connection = Connection(options, name=f"envbus-controller-{self._id}")
-            stack.push_async_callback(connection.close)
-            await connection.open(timeout_s=CONNECT_TIMEOUT_S)
-            connection.listen(Listener(on_reconnected=lambda outage_s: self._stand_still(RETURN_S)))
-            yield connection, address
-
-    def _embedded(self) -> EmbeddedNats:
-        bus, lines = self._spec.bus, []
-        if bus.websocket_port is not None:
-            lines.append(f'websocket {{ host: "127.0.0.1", port: {bus.websocket_port or -1}, no_tls: true }}')
-        if bus.monitoring_port is not None:
-            lines.append(f'http: "127.0.0.1:{bus.monitoring_port or -1}"')
-        log_file = self._spec.controller.log_dir / "nats-server.log"
-        log_file.parent.mkdir(parents=True, exist_ok=True)
-        return EmbeddedNats(port=bus.port, config="\n".join(lines) or None, log_file=log_file)
-
     async def _open_pages(self) -> None:
         if self._spec.controller.metrics_port is not None:
             host = self._spec.controller.metrics_host
@@ -233,18 +179,8 @@ class Controller:
             if now - ticked_at >= TICK_S:
                 ticked_at = now
                 self._obey(order for env in self._envs.values() for order in env.supervisor.tick(now))
-                await self._keep_nats()
+                await self._bus.keep()
             await asyncio.sleep(POLL_S)
-
-    async def _keep_nats(self) -> None:
-        if self._nats is None or self._nats.is_running or _now() < self._nats_retry_at:
-            return
-        self._say("the embedded NATS server has ended; it is started again", "error")
-        try:
-            await self._nats.restart()
-        except EnvbusError as error:
-            self._say(f"it does not start: {error}", "error")
-            self._nats_retry_at = _now() + NATS_RETRY_S
 
     def _stand_still(self, seconds: float) -> None:
         """Nothing could be heard for so long: that is nobody's fault."""
@@ -323,10 +259,10 @@ class Controller:
 
     # ---- what happens
 
-    async def _hear(self, env: _Env) -> Subscription:
+    async def _hear(self, env: ManagedEnv) -> Subscription:
         return await self._connection.subscribe(env.subjects.beats, lambda message: self._on_beat(env, message))
 
-    def _on_beat(self, env: _Env, message: Any) -> None:
+    def _on_beat(self, env: ManagedEnv, message: Any) -> None:
         try:
             beat = parse_as(message.data, Beat)
         except EnvbusError as error:
@@ -375,7 +311,7 @@ class Controller:
                     self._autoscale(env, env.autoscaler, now)
             await asyncio.sleep(BEAT_S)
 
-    def _autoscale(self, env: _Env, autoscaler: Autoscaler, now: float) -> None:
+    def _autoscale(self, env: ManagedEnv, autoscaler: Autoscaler, now: float) -> None:
         replicas = env.supervisor.replicas
         wanted = autoscaler.decide(env.demand.load(), replicas, now)
         if wanted != replicas:
@@ -397,7 +333,7 @@ class Controller:
             interval_s=BEAT_S,
         )
 
-    def _process_reports(self, env: _Env) -> Iterable[ProcessReport]:
+    def _process_reports(self, env: ManagedEnv) -> Iterable[ProcessReport]:
         for view in env.supervisor.views():
             record = self._processes.record(view.server)
             yield ProcessReport(
@@ -447,7 +383,7 @@ class Controller:
             if not self._stopping:
                 self.stop()
 
-    def _find(self, name: str) -> _Env:
+    def _find(self, name: str) -> ManagedEnv:
         if self._stopping:
             raise BadRequestError(f"controller {self._id} is stopping")
         env = self._envs.get(name)
@@ -483,17 +419,7 @@ class Controller:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-def _bus_options(spec: FleetSpec) -> BusOptions | None:
-    """Where NATS is; None: embedded."""
-    if spec.bus.embedded:
-        return None
-    options = find_bus_options(spec.bus.address)
-    if options is None and spec.controller.adopt:
-        raise UsageError("adopt needs a bus that outlives the controller: give [bus] address, or set ENVBUS_URL")
-    return options
-
-
-def _env_report(env: _Env) -> EnvReport:
+def _env_report(env: ManagedEnv) -> EnvReport:
     return EnvReport(
         env=env.name,
         env_id=env.spec.id,

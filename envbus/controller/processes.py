@@ -21,8 +21,8 @@ from pathlib import Path
 import psutil
 
 from envbus.bus.lifeline import Lifeline, kill_group, spawn_group
+from envbus.controller.instructions import Launch
 from envbus.controller.spec import ControllerSpec, EnvSpec
-from envbus.controller.supervision import Launch
 from envbus.environments.server_process import describe_end, own_import_paths
 from envbus.logs import tail
 

@@ -9,131 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
 
+from envbus.controller.instructions import Ask, Drain, Instruction, Kill, Launch, Note, Stop
 from envbus.controller.liveness import Signs, Vitals
+from envbus.controller.places import Member, Place, State, View
 from envbus.controller.policies import LivenessPolicy, RestartPolicy
 
 ASK_EVERY_S = 2.0
 DRAIN_AGAIN_S = 5.0
-
-Phase = Literal["starting", "running", "suspect", "stuck", "draining"]
-State = Literal["starting", "running", "suspect", "stuck", "draining", "backoff", "failed", "ended"]
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """Start a server process."""
-
-    env: str
-    slot: int
-    server: str
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """Let it finish its rollouts, however long they take, and end."""
-
-    env: str
-    server: str
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Ask it to end within its grace; asked twice it cancels its rollouts at once."""
-
-    env: str
-    server: str
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """Kill it and everything that it started."""
-
-    env: str
-    server: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """Ask it over the bus whether it lives; any answer counts."""
-
-    env: str
-    server: str
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Tell the operator."""
-
-    env: str
-    text: str
-    level: Literal["info", "warning", "error"] = "info"
-
-
-Instruction = Launch | Drain | Stop | Kill | Ask | Note
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """One server, or one empty place, for reports."""
-
-    server: str
-    slot: int
-    generation: int
-    state: State
-    restarts: int
-    last_exit: str | None
-
-
-@dataclass(slots=True, eq=False)
-class Member:
-    """One server process."""
-
-    server: str
-    slot: int
-    generation: int
-    vitals: Vitals
-    phase: Phase = "starting"
-    ready_at: float | None = None
-    asked_at: float | None = None
-    kill_at: float | None = None
-    """When it is killed if it has not ended by then."""
-    drain_again_at: float | None = None
-    adopted: bool = False
-    """What it does is unknown until it beats."""
-    doubt: str = ""
-    """Why it is stuck."""
-
-
-@dataclass(slots=True, eq=False)
-class Place:
-    """Room for one server."""
-
-    slot: int
-    current: Member | None = None
-    successor: Member | None = None
-    """In a rolling restart: takes over once it is ready."""
-    failures: int = 0
-    """Unwanted ends since the last healthy period."""
-    retry_at: float | None = None
-    was_lost: bool = False
-    """Its server ended unasked and no other was launched since."""
-    restarts: int = 0
-    last_server: str = ""
-    last_exit: str | None = None
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether its server takes jobs."""
-        return self.current is not None and self.current.ready_at is not None
-
-    def remove(self, member: Member) -> None:
-        """Take a member out; a successor moves up."""
-        if self.current is member:
-            self.current = self.successor
-        self.successor = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,15 +286,19 @@ class EnvSupervisor:
         return order[: max(0, len(order) - self.replicas)]
 
     def _roll(self, now: float) -> list[Instruction]:
-        """Go on with a rolling restart: one successor at a time."""
+        """Go on with a rolling restart: one successor at a time, and only while all new servers are ready."""
         orders: list[Instruction] = []
         stale = [place for place in self._places.values() if self._is_stale(place)]
         for place in stale:
+            if place.successor is not None and place.successor.generation < self._generation:
+                orders += self._leave(place.successor, now)
+                place.successor = None
             if not place.is_ready and place.successor is None and place.current is not None:
                 orders += self._leave(place.current, now)
                 place.current = self._launch(place, now, orders)
         waiting = [place for place in stale if place.is_ready]
-        if waiting and not any(place.successor for place in waiting) and _is_due(waiting[0], now):
+        is_settled = all(place.is_ready for place in self._places.values() if not self._is_stale(place))
+        if waiting and is_settled and not any(place.successor for place in waiting) and _is_due(waiting[0], now):
             waiting[0].successor = self._launch(waiting[0], now, orders)
         return orders
 

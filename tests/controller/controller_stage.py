@@ -24,8 +24,8 @@ from envbus.bus.messages import WireMessage, pack, parse
 from envbus.bus.subjects import controller
 from envbus.client import NATSEnvClient
 from envbus.controller.controller import Controller
+from envbus.controller.instructions import Note
 from envbus.controller.spec import FleetSpec, read_fleet_file
-from envbus.controller.supervision import Note
 from envbus.errors import EnvbusError
 from envbus.settings import ClientSettings
 
@@ -55,7 +55,7 @@ class Fleet:
         self._started: list[subprocess.Popen[bytes]] = []
 
     def write(self, *envs: dict[str, Any], **controller_fields: Any) -> Path:
-        values = {
+        values: dict[str, Any] = {
             "bus": {"address": self.address, "prefix": self.prefix},
             "controller": {"id": self.controller_id, "log_dir": str(self.folder / "logs"), **controller_fields},
             "env": [env | {"variables": {MARK: self.mark, **env.get("variables", {})}} for env in envs],
@@ -170,6 +170,18 @@ async def rollouts(client: NATSEnvClient, count: int, *, sleep_s: float = 0.0, *
     outputs: list[Any] = await asyncio.gather(*(client.run_rollout(item, None, "m") for item in items))
     assert [output["example_id"] for output in outputs] == list(range(count))
     return [output["pid"] for output in outputs]
+
+
+async def steady_rollouts(client: NATSEnvClient, until: asyncio.Event, *, at_once: int, sleep_s: float) -> set[int]:
+    """Keep so many running until the event; the pids that served them. All must end with a result."""
+
+    async def again_and_again() -> set[int]:
+        served: set[int] = set()
+        while not until.is_set():
+            served |= set(await rollouts(client, 1, sleep_s=sleep_s))
+        return served
+
+    return set().union(*await asyncio.gather(*(again_and_again() for _ in range(at_once))))
 
 
 def kill(report: ProcessReport, number: int = signal.SIGKILL) -> None:

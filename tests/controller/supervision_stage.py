@@ -6,20 +6,11 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from envbus.controller.instructions import Ask, Drain, Instruction, Kill, Launch, Note, Stop
 from envbus.controller.liveness import Signs
+from envbus.controller.places import State
 from envbus.controller.policies import LivenessPolicy, RestartPolicy
-from envbus.controller.supervision import (
-    Ask,
-    Drain,
-    EnvSupervisor,
-    Instruction,
-    Kill,
-    Launch,
-    Note,
-    Rules,
-    State,
-    Stop,
-)
+from envbus.controller.supervision import EnvSupervisor, Rules
 
 RESTART = RestartPolicy(initial_delay_s=1, max_delay_s=16, max_failures=3, healthy_after_s=60)
 LIVENESS = LivenessPolicy(suspect_after_s=10, stuck_after_s=60, no_progress_s=1000)

@@ -164,6 +164,25 @@ def test_an_old_one_that_ends_in_a_rolling_restart_is_followed_by_its_successor(
     assert host.env.ready_count == 1
 
 
+def test_a_second_restart_replaces_a_successor_that_still_loads() -> None:
+    host = Host(replicas=1).start().all_ready()
+    host.obey([*host.env.restart(host.now), *host.env.restart(host.now)])
+    assert host.processes["s1"].stops == 1
+    assert [p.server for p in host.staying()] == ["s0", "s2"]
+    host.ready("s2")
+    assert host.processes["s0"].drained
+
+
+def test_a_rolling_restart_waits_while_a_new_server_is_not_ready() -> None:
+    host = Host(replicas=2).start().all_ready()
+    host.obey(host.env.restart(host.now))
+    host.end("s0", "signal SIGKILL")
+    host.wait(30)
+    assert host.launched() == ["s0", "s1", "s2"]
+    host.ready("s2")
+    assert host.launched()[-1] == "s3"
+
+
 def test_a_server_that_somebody_drains_is_replaced_before_it_ends() -> None:
     host = Host(replicas=1).start().all_ready()
     host.processes["s0"].state = "draining"

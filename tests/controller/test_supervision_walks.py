@@ -67,7 +67,7 @@ def check(host: Host, event: str, capacity_before: int, launches_before: int, fa
     assert {view.server for view in host.env.views() if view.state not in ("backoff", "failed")} == set(host.processes)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(replicas=st.integers(0, 4), random=st.floats(0, 1), steps=STEPS)
 def test_walks(replicas: int, random: float, steps: list[tuple[str, int]]) -> None:
     host = Host(replicas=replicas, random=random).start()

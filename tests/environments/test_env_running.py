@@ -392,7 +392,9 @@ async def test_rollouts_do_not_share_the_example() -> None:
 
 
 @pytest.mark.parametrize(
-    "row", [{"prompt": 5}, {"prompt": "p", "info": "{no json"}, {"prompt": "p", "lock": threading.Lock()}], ids=str
+    "row",
+    [{"prompt": 5}, {"prompt": "p", "info": "{no json"}, {"prompt": "p", "lock": threading.Lock()}],
+    ids=["prompt", "info", "column"],
 )
 async def test_an_input_of_no_use_is_a_failed_output(row: Any) -> None:
     env = ScriptedEnv(rubric=Rubric([one]))
