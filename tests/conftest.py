@@ -15,8 +15,13 @@ from typing import Any, TypeVar
 
 import psutil
 import pytest
+from hypothesis import settings as hypothesis_settings
 
 from envbus.bus.embedded import EmbeddedNats
+
+# How long an example takes says more about the machine than about the code.
+hypothesis_settings.register_profile("no-deadline", deadline=None)
+hypothesis_settings.load_profile("no-deadline")
 
 T = TypeVar("T")
 SETTLE_S = 3.0

@@ -12,7 +12,7 @@ from collections import Counter
 import httpx
 import openai
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from envbus.demo_model import DemoModel
@@ -274,7 +274,6 @@ def test_a_word_problem_gets_a_number():
     assert answer(Conversation([{"role": "user", "content": parts}]), LUCKY).text == "1203"
 
 
-@settings(deadline=None)
 @given(secret=st.integers(1, 100))
 def test_guessing_halves_the_range(secret):
     messages = [
@@ -292,13 +291,11 @@ def test_guessing_halves_the_range(secret):
     pytest.fail("seven guesses are enough for a hundred numbers")
 
 
-@settings(deadline=None)
 @given(st.text())
 def test_tokens_join_to_the_text(text):
     assert "".join(tokenize(text)) == text
 
 
-@settings(deadline=None)
 @given(st.text("0123456789+-*/(). ", max_size=60))
 def test_any_text_is_worked_out_or_refused(text):
     found = find_expression(text)

@@ -61,6 +61,8 @@ class Bus:
             if self._users > 0:
                 return
             _shared.pop(self._key, None)
+        if self._opening is not None:
+            self._opening.cancel()
         try:
             self.thread.submit(self.connection.close()).result(5)
         finally:

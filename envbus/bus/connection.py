@@ -311,7 +311,11 @@ class Connection:
     # ---- nats-py
 
     async def _connect(self, timeout_s: float) -> None:
-        self._client = await self._dialer.dial(timeout_s)
+        client = await self._dialer.dial(timeout_s)
+        if self._closed:
+            await close_client(client)
+            raise BusClosedError("the connection was closed while it was opened")
+        self._client = client
         for subscription in [Subscription(self.inbox.pattern, self.inbox.deliver, ""), *self._subscriptions]:
             await self._restore(subscription)
         self._up.set()

@@ -76,6 +76,9 @@ class Dialer:
         except FIRST_ERRORS as error:
             await close_client(client)
             raise self._explained(error) from error
+        except asyncio.CancelledError:
+            await close_client(client)
+            raise
         return client
 
     def connected(self) -> None:

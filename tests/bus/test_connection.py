@@ -48,6 +48,12 @@ async def eventually(condition: Callable[[], bool], timeout_s: float = 10) -> No
         await asyncio.sleep(0.01)
 
 
+async def hears_itself(connection: Connection) -> None:
+    """Wait until all that this connection sent before has reached nats-server: a request to itself is a barrier."""
+    token = connection.inbox.route(lambda message: connection.send(message.reply, b""))
+    await connection.request(connection.inbox.reply_subject(token), b"", timeout_s=2)
+
+
 async def test_a_request_gets_its_own_reply(nats_url: str, prefix: str) -> None:
     async with connected(nats_url) as asks, connected(nats_url) as answers:
         await echo(answers, f"{prefix}.echo")
@@ -110,7 +116,9 @@ async def test_what_was_sent_before_close_goes_out(nats_url: str, prefix: str) -
     async with connected(nats_url) as hears:
         seen: list[bytes] = []
         await hears.subscribe(f"{prefix}.x", lambda message: seen.append(message.data))
-        await hears.request(hears.inbox.reply_subject(hears.inbox.route(lambda m: hears.send(m.reply, b""))), b"", timeout_s=2)
+        await hears.request(
+            hears.inbox.reply_subject(hears.inbox.route(lambda m: hears.send(m.reply, b""))), b"", timeout_s=2
+        )
         async with connected(nats_url) as sends:
             for number in range(300):
                 sends.send(f"{prefix}.x", str(number).encode())
@@ -142,7 +150,9 @@ async def test_leave_handles_what_is_under_way(nats_url: str, prefix: str) -> No
         await answers.publish(f"{prefix}.x", b"first")
         await eventually(lambda: len(seen) == 1)
         await asks.publish(f"{prefix}.x", b"second")
-        await asks.request(asks.inbox.reply_subject(asks.inbox.route(lambda m: asks.send(m.reply, b""))), b"", timeout_s=2)
+        await asks.request(
+            asks.inbox.reply_subject(asks.inbox.route(lambda m: asks.send(m.reply, b""))), b"", timeout_s=2
+        )
         await answers.leave(subscription)
         assert seen == [b"first", b"second"]
         with pytest.raises(NoServerError):
