@@ -47,4 +47,3 @@ def payload(size: int) -> dict[str, Any]:
         "completion_mask": [1] * tokens,
         "completion_logprobs": [-0.001 * (index % 5_000) for index in range(tokens)],
     }
-

@@ -71,9 +71,9 @@ async def envbus_side(url: str) -> tuple[float, float]:
     ]
     running = [asyncio.create_task(server.run()) for server in servers]
     async with NATSEnvClient(url, "sleep") as first, NATSEnvClient(url, "sleep") as second:
-        while len({(await first.info()).server for _ in range(40)}) < SERVERS:
-            await asyncio.sleep(0.1)
-        await second.wait_for_server()
+        await asyncio.gather(first.wait_for_server(), second.wait_for_server())
+        while len(await first.servers()) < SERVERS:
+            pass  # servers() listens for a second
         rollout = {"prompt": [], "example_id": 0}
         result = await measure(
             lambda: first.run_rollout(rollout, None, "none"), lambda: second.run_rollout(rollout, None, "none")
@@ -83,22 +83,28 @@ async def envbus_side(url: str) -> tuple[float, float]:
     return result
 
 
+class PlainServer:
+    """A member of a plain queue group: takes what it gets, runs SLOTS at once."""
+
+    def __init__(self) -> None:
+        self._slots = asyncio.Semaphore(SLOTS)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def handle(self, message: Any) -> None:
+        task = asyncio.create_task(self._serve(message))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, message: Any) -> None:
+        async with self._slots:
+            await asyncio.sleep(JOB_S)
+        await message.respond(b"done")
+
+
 async def plain_side(url: str) -> tuple[float, float]:
     connections = [await nats.connect(url) for _ in range(SERVERS + 2)]
     for connection in connections[:SERVERS]:
-        slots = asyncio.Semaphore(SLOTS)
-
-        async def serve(message: Any, slots: asyncio.Semaphore) -> None:
-            async with slots:
-                await asyncio.sleep(JOB_S)
-            await message.respond(b"done")
-
-        async def handle(message: Any, slots: asyncio.Semaphore = slots) -> None:
-            tasks.add(task := asyncio.create_task(serve(message, slots)))
-            task.add_done_callback(tasks.discard)
-
-        tasks: set[asyncio.Task[None]] = set()
-        await connection.subscribe("plain", queue="workers", cb=handle)
+        await connection.subscribe("plain", queue="workers", cb=PlainServer().handle)
         await connection.flush()
     first, second = connections[SERVERS:]
     result = await measure(
