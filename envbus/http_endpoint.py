@@ -1,7 +1,7 @@
-"""A tiny HTTP endpoint for metrics, health and the dashboard: GET and HEAD, one answer per connection.
+"""HTTP pages for metrics, health and the dashboard: GET and HEAD, one answer per connection.
 
-Everything is bounded: the size and time of a request, the connections, how long
-a slow reader may take. It serves what its routes give and knows nothing of the bus.
+aiohttp speaks HTTP; this says who may ask and bounds the time and number of the connections.
+It serves what its routes give and knows nothing of the bus.
 """
 
 from __future__ import annotations
@@ -13,20 +13,24 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
+from aiohttp import web
+
 from envbus.errors import UsageError
 
 log = logging.getLogger("envbus.http")
+_protocol_log = logging.getLogger("envbus.http.protocol")
+_protocol_log.setLevel(logging.CRITICAL)  # a stranger's bytes that are no request get a 400; they are no error here
 
-MAX_HEAD_BYTES = 16 * 1024
 MAX_CONNECTIONS = 100
 READ_TIMEOUT_S = 10.0
 WRITE_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 1.0
 PLAIN = "text/plain; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request; names of headers are in lower case."""
+    """A request; names of headers in any case."""
 
     path: str
     headers: Mapping[str, str]
@@ -81,61 +85,58 @@ class HttpEndpoint:
     def __init__(self, routes: Mapping[str, Route], only_as: Collection[str] = ()) -> None:
         self._routes = dict(routes)
         self._only_as = frozenset(only_as)
-        self._connections: set[asyncio.Task[None]] = set()
+        self._answering: set[asyncio.Task[object]] = set()
+        self._server = web.Server(
+            self._answer,
+            handler_cancellation=True,
+            access_log=None,
+            logger=_protocol_log,
+            keepalive_timeout=READ_TIMEOUT_S,
+        )
+        self._runner = web.ServerRunner(self._server, shutdown_timeout=CLOSE_TIMEOUT_S)
 
     async def _listen(self, host: str, port: int) -> None:
+        await self._runner.setup()
         try:
-            self._server = await asyncio.start_server(self._on_connection, host, port, limit=MAX_HEAD_BYTES)
+            await web.TCPSite(self._runner, host, port).start()
         except (OSError, OverflowError) as error:
+            await self._runner.cleanup()
             raise UsageError(f"cannot listen on {host} port {port}: {error}; choose another port or host") from error
 
     @property
     def port(self) -> int:
         """The port that it listens on."""
-        return int(self._server.sockets[0].getsockname()[1])
+        return int(self._runner.addresses[0][1])
 
     async def close(self) -> None:
         """Stop listening and end all connections."""
-        self._server.close()
-        for task in list(self._connections):
+        for site in self._runner.sites:
+            await site.stop()
+        # A stream never ends by itself, and aiohttp would first wait for it.
+        for task in self._answering:
             task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
-        await self._server.wait_closed()
+        await asyncio.gather(*self._answering, return_exceptions=True)
+        await self._runner.cleanup()
 
-    def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(self._converse(reader, writer))
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
-
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, asked: web.BaseRequest) -> web.StreamResponse:
+        task = asyncio.current_task()
+        assert task is not None
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
         try:
-            await self._answer(reader, writer)
-        except (OSError, EOFError, TimeoutError):
+            answer = self._route(asked.method, Request(asked.path, asked.headers))
+            return await (_stream(asked, answer) if isinstance(answer, EventStream) else _send(asked, answer))
+        except OSError:
             pass  # the other side left or took too long
         except Exception:
             log.exception("an HTTP request could not be answered")
-        finally:
-            writer.close()
-            with contextlib.suppress(OSError, TimeoutError):
-                async with asyncio.timeout(1):
-                    await writer.wait_closed()
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        crowded = len(self._connections) > MAX_CONNECTIONS
-        try:
-            async with asyncio.timeout(READ_TIMEOUT_S / 10 if crowded else READ_TIMEOUT_S):
-                head = await reader.readuntil(b"\r\n\r\n")
-            method, request = _parse(head)
-        except (ValueError, asyncio.LimitOverrunError):
-            await _send(writer, _whole(_error(400), with_body=True))
-            return
-        answer = _error(503) if crowded else self._route(method, request)
-        if isinstance(answer, EventStream):
-            await self._stream(answer, reader, writer)
-        else:
-            await _send(writer, _whole(answer, with_body=method != "HEAD"))
+        if asked.transport is not None:
+            asked.transport.abort()
+        return web.Response()
 
     def _route(self, method: str, request: Request) -> Response | EventStream:
+        if len(self._server.connections) > MAX_CONNECTIONS:
+            return _error(503)
         if self._only_as and _host_name(request.headers.get("host", "")) not in self._only_as:
             return _error(421)
         route = self._routes.get(request.path)
@@ -145,40 +146,35 @@ class HttpEndpoint:
             return _error(405, {"Allow": "GET, HEAD"})
         return route(request)
 
-    async def _stream(self, stream: EventStream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Send events until they end or the other side leaves, which shows as the end of what it sends."""
-        sending = asyncio.ensure_future(_send_events(stream, writer))
-        leaving = asyncio.ensure_future(reader.read(1))
-        try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (sending, leaving):
-                task.cancel()
-            await asyncio.gather(sending, leaving, return_exceptions=True)
+
+async def _send(asked: web.BaseRequest, answer: Response) -> web.Response:
+    headers = {"Content-Type": answer.content_type, "Server": "envbus", **answer.headers}
+    response = web.Response(body=answer.body, status=answer.status, headers=headers)
+    response.force_close()
+    async with asyncio.timeout(WRITE_TIMEOUT_S):
+        await response.prepare(asked)
+        await response.write_eof()
+    return response
 
 
-async def _send_events(stream: EventStream, writer: asyncio.StreamWriter) -> None:
-    head = _head(200, "text/event-stream", {"Cache-Control": "no-store"})
-    await _send(writer, head + f"retry: {stream.retry_ms}\n\n".encode())
+async def _stream(asked: web.BaseRequest, stream: EventStream) -> web.StreamResponse:
+    headers = {"Content-Type": "text/event-stream", "Server": "envbus", "Cache-Control": "no-store"}
+    response = web.StreamResponse(headers=headers)
+    response.force_close()
+    await response.prepare(asked)
     async with contextlib.aclosing(stream.events) as events:
+        if asked.method == "HEAD":
+            return response
+        await _write(response, f"retry: {stream.retry_ms}\n\n")
         async for event in events:
             lines = "".join(f"data: {line}\n" for line in event.splitlines())
-            await _send(writer, f"{lines}\n".encode())
+            await _write(response, f"{lines}\n")
+    return response
 
 
-async def _send(writer: asyncio.StreamWriter, data: bytes) -> None:
-    writer.write(data)
+async def _write(response: web.StreamResponse, text: str) -> None:
     async with asyncio.timeout(WRITE_TIMEOUT_S):
-        await writer.drain()
-
-
-def _parse(head: bytes) -> tuple[str, Request]:
-    first, *lines = head.decode("latin-1").rstrip("\r\n").split("\r\n")
-    method, target, version = first.split(" ")
-    if not version.startswith("HTTP/1."):
-        raise ValueError("not HTTP/1")
-    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    return method, Request(target.partition("?")[0], headers)
+        await response.write(text.encode())
 
 
 def _host_name(host: str) -> str:
@@ -188,14 +184,3 @@ def _host_name(host: str) -> str:
 
 def _error(status: int, headers: Mapping[str, str] | None = None) -> Response:
     return Response(f"{HTTPStatus(status).phrase}\n".encode(), status, headers=headers or {})
-
-
-def _whole(response: Response, *, with_body: bool) -> bytes:
-    headers = {"Content-Length": str(len(response.body)), **response.headers}
-    return _head(response.status, response.content_type, headers) + (response.body if with_body else b"")
-
-
-def _head(status: int, content_type: str, headers: Mapping[str, str]) -> bytes:
-    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", f"Content-Type: {content_type}", "Connection: close"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")

@@ -6,7 +6,7 @@ keys); only the client configuration is a validated model.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NotRequired, Protocol, TypedDict, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -196,9 +196,8 @@ class ClientConfig(EndpointConfig):
     """Several endpoints of one model, used round robin, one per group; the fields above are then unused."""
 
 
-@runtime_checkable
-class HostableEnvironment(Protocol):
-    """What a server needs of an environment; see docs/environments.md, "Hosting protocol"."""
+class RolloutRunner(Protocol):
+    """Anything that runs rollouts: an environment here, or a client of a served one."""
 
     async def run_rollout(
         self,
@@ -224,6 +223,11 @@ class HostableEnvironment(Protocol):
         """Run rollouts of one example and score them together; outputs in input order."""
         ...
 
+
+@runtime_checkable
+class HostableEnvironment(RolloutRunner, Protocol):
+    """What a server needs of an environment; see docs/environments.md, "Hosting protocol"."""
+
     @property
     def requires_group_rollouts(self) -> bool:
         """Whether scoring needs all rollouts of an example together."""
@@ -236,35 +240,3 @@ class HostableEnvironment(Protocol):
     async def close(self) -> None:
         """Run the teardown hooks, once."""
         ...
-
-
-class RolloutRunner(Protocol):
-    """Anything that runs rollouts: an environment here, or a client of a served one."""
-
-    async def run_rollout(
-        self,
-        input: RolloutInput,
-        client: Any,
-        model: str,
-        sampling_args: SamplingArgs | None = None,
-        max_retries: int = 0,
-        state_columns: list[str] | None = None,
-    ) -> RolloutOutput:
-        """Run and score one rollout."""
-        ...
-
-    async def run_group(
-        self,
-        group_inputs: list[RolloutInput],
-        client: Any,
-        model: str,
-        sampling_args: SamplingArgs | None = None,
-        max_retries: int = 0,
-        state_columns: list[str] | None = None,
-    ) -> list[RolloutOutput]:
-        """Run rollouts of one example and score them together."""
-        ...
-
-
-RolloutCallback = Callable[[RolloutOutput], None] | Callable[[RolloutOutput], Awaitable[None]]
-"""Called with each output as it finishes."""

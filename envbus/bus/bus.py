@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from concurrent.futures import Future
@@ -9,6 +10,7 @@ from concurrent.futures import Future
 from envbus.bus.address import BusOptions
 from envbus.bus.connection import Connection
 from envbus.bus.thread import BusThread
+from envbus.errors import BusClosedError
 
 _lock = threading.Lock()
 _shared: dict[tuple[int, BusOptions], Bus] = {}
@@ -42,6 +44,11 @@ class Bus:
             bus._users += 1
             return bus
 
+    @property
+    def is_of_this_process(self) -> bool:
+        """Whether its thread runs here: no thread comes along in a fork."""
+        return self._key[0] == os.getpid()
+
     def open(self, *, timeout_s: float | None) -> Future[None]:
         """Connect, once for all users; a failed attempt is made anew by the next.
 
@@ -49,10 +56,25 @@ class Bus:
             timeout_s: See Connection.open; the first caller's counts.
         """
         with _lock:
-            failed = self._opening is not None and self._opening.done() and self._opening.exception() is not None
-            if self._opening is None or failed:
-                self._opening = self.thread.submit(self.connection.open(timeout_s=timeout_s))
-            return self._opening
+            opening = self._opening
+            if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
+                opening = self._opening = self.thread.submit(self.connection.open(timeout_s=timeout_s))
+            return opening
+
+    async def opened(self, *, timeout_s: float | None) -> None:
+        """Await open() from another loop; the cancel of one caller does not reach the others.
+
+        Raises:
+            BusClosedError: The bus was released meanwhile.
+        """
+        opening = self.open(timeout_s=timeout_s)
+        try:
+            await asyncio.shield(asyncio.wrap_future(opening))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if opening.cancelled() and task is not None and not task.cancelling():
+                raise BusClosedError("the connection was closed while it was opened") from None
+            raise
 
     def release(self) -> None:
         """Say that this user is done; the last one closes the connection. Blocks for a few seconds at most."""

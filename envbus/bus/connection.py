@@ -40,6 +40,7 @@ log = logging.getLogger("envbus.bus")
 LOOPBACK_INTERVAL_S = 10.0
 LOOPBACK_TIMEOUT_S = 10.0
 INBOX_TIMEOUT_S = 2.0
+LEAVE_TIMEOUT_S = 5.0
 DEFAULT_MAX_PAYLOAD = 1024 * 1024
 INBOX_PREFIXES = ("_INBOX.", "_INBOX_", "_R_.")
 """How reply subjects begin: of clients, of clients with a prefix of their own, and mapped between accounts."""
@@ -114,6 +115,7 @@ class Connection:
         self._up = asyncio.Event()
         self._down_since: float | None = None
         self._closed = False
+        self._rebuilding = False
         self._tasks = TaskSet("the connection")
         self._heard = asyncio.Event()
         self._outbox: deque[tuple[str, bytes, str]] = deque()
@@ -297,8 +299,10 @@ class Connection:
         self._subscriptions.discard(subscription)
         current, subscription.current = subscription.current, None
         if current is not None and self.is_up:
-            with contextlib.suppress(nats.errors.Error, asyncio.TimeoutError):
-                await current.drain()  # type: ignore[no-untyped-call]
+            with contextlib.suppress(nats.errors.Error, OSError, asyncio.TimeoutError):
+                # nats-py waits for ever for messages whose delivery ended with the connection.
+                async with asyncio.timeout(LEAVE_TIMEOUT_S):
+                    await current.drain()  # type: ignore[no-untyped-call]
 
     def is_inbox(self, subject: str) -> bool:
         """Whether a reply subject is an inbox: servers reply to nothing else."""
@@ -316,8 +320,12 @@ class Connection:
             await close_client(client)
             raise BusClosedError("the connection was closed while it was opened")
         self._client = client
-        for subscription in [Subscription(self.inbox.pattern, self.inbox.deliver, ""), *self._subscriptions]:
-            await self._restore(subscription)
+        try:
+            for subscription in [Subscription(self.inbox.pattern, self.inbox.deliver, ""), *self._subscriptions]:
+                await self._restore(subscription)
+        except BusError as error:
+            await close_client(client)
+            raise BusUnreachableError(f"lost again at once: {error}") from error
         self._up.set()
 
     async def _restore(self, subscription: Subscription) -> None:
@@ -368,9 +376,18 @@ class Connection:
             return
         if self._up.is_set():
             await self._on_disconnected()
-        self._tasks.spawn(self._rebuild())
+        # Before the first open() has come to its end, it is open() that tries again.
+        if self._down_since is not None and not self._rebuilding:
+            self._rebuilding = True
+            self._tasks.spawn(self._rebuild())
 
     async def _rebuild(self) -> None:
+        try:
+            await self._rebuild_until_up()
+        finally:
+            self._rebuilding = False
+
+    async def _rebuild_until_up(self) -> None:
         tries = 0
         while not self._closed:
             tries += 1

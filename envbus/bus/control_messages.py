@@ -8,6 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from envbus.bus.messages import Id, WireMessage
 
+MAX_REPLICAS = 1_000
+"""Servers of one env on one controller."""
+
 
 class ProcessReport(BaseModel):
     """One server process as its controller sees it."""
@@ -70,7 +73,7 @@ class Scale(WireMessage):
 
     kind = "scale"
     env: str
-    replicas: int = Field(ge=0, le=1_000)
+    replicas: int = Field(ge=0, le=MAX_REPLICAS)
 
 
 class Restart(WireMessage):

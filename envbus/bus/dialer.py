@@ -35,7 +35,7 @@ class Dialer:
         on_error: Gets every error that nats-py reports on the side.
         on_disconnected: Awaited when a connection is lost.
         on_reconnected: Awaited when it is back.
-        on_closed: Awaited when nats-py has given a client up for good.
+        on_closed: Awaited when nats-py has given a client up for good that had been connected.
     """
 
     def __init__(
@@ -51,11 +51,8 @@ class Dialer:
         self._options = options
         self._name = name
         self._on_error = on_error
-        self._callbacks: dict[str, Any] = {
-            "disconnected_cb": on_disconnected,
-            "reconnected_cb": on_reconnected,
-            "closed_cb": on_closed,
-        }
+        self._on_closed = on_closed
+        self._callbacks: dict[str, Any] = {"disconnected_cb": on_disconnected, "reconnected_cb": on_reconnected}
         self._errors: list[Exception] = []
         self._hopeless = asyncio.Event()
         self._tries = 0
@@ -68,24 +65,31 @@ class Dialer:
             BusUnreachableError: No server answered in time, or none that is NATS.
         """
         client = Client()
+        handed_over = False
+
+        async def closed() -> None:
+            if handed_over:
+                await self._on_closed()
+
         self._errors.clear()
         self._hopeless.clear()
         try:
             async with asyncio.timeout(timeout_s):
-                await self._connect(client)
+                await self._connect(client, closed)
         except FIRST_ERRORS as error:
             await close_client(client)
             raise self._explained(error) from error
         except asyncio.CancelledError:
             await close_client(client)
             raise
+        handed_over = True
         return client
 
     def connected(self) -> None:
         """The next pause between two tries is short again."""
         self._tries = 0
 
-    async def _connect(self, client: Client) -> None:
+    async def _connect(self, client: Client, closed: Callable[[], Awaitable[None]]) -> None:
         """Await the first connection, but not nats-py's retries once there is no hope."""
         connecting = asyncio.ensure_future(
             client.connect(
@@ -99,6 +103,7 @@ class Dialer:
                 reconnect_to_server_handler=self._choose_server,
                 error_cb=self._note_error,
                 pending_size=PENDING_BYTES,
+                closed_cb=closed,
                 **self._callbacks,
             )
         )

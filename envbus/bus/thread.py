@@ -40,6 +40,7 @@ class Crossing:
                 self._loop.call_soon_threadsafe(self._run)
             except RuntimeError:
                 self._posts.clear()
+                self._awake = False
 
     def _run(self) -> None:
         self._awake = False

@@ -21,7 +21,7 @@ from envbus.cli.reporting import EXIT_FAILED, EXIT_OK
 from envbus.cli.summary import print_summary, summary_json
 from envbus.client import NATSEnvClient
 from envbus.demo_model import DemoModel
-from envbus.errors import CallTimeoutError, EnvbusError, ServerLostError
+from envbus.errors import CallTimeoutError, EnvbusError, ServerLostError, UsageError
 from envbus.logs import setup_logging
 from envbus.types import ClientConfig, GenerateMetadata, GenerateOutputs, RolloutOutput
 
@@ -158,6 +158,8 @@ async def _here(plan: EvalPlan, display: EvalDisplay) -> AsyncIterator[Evaluate]
     add_env_dir(plan.env_dir_path, plan.env_id)
     env = load_environment(plan.env_id, **plan.env_args)
     apply_settings(env, plan.extra_env_kwargs)
+    if plan.independent_scoring and env.requires_group_rollouts:
+        raise UsageError(f"env {plan.env_id!r} scores its rollouts in groups: -i/--independent-scoring is not possible")
 
     async def evaluate(endpoint: ClientConfig) -> GenerateOutputs:
         examples: Any = env.eval_examples()
@@ -171,7 +173,7 @@ async def _here(plan: EvalPlan, display: EvalDisplay) -> AsyncIterator[Evaluate]
             env_id=plan.env_id,
             env_args=plan.env_args,
             rollouts_per_example=plan.rollouts_per_example,
-            group_scoring=bool(env.requires_group_rollouts) and not plan.independent_scoring,
+            group_scoring=bool(env.requires_group_rollouts),
             **_settings(plan, display),
         )
 

@@ -68,10 +68,9 @@ def drain(
     prefix: Prefix = "env",
     as_json: AsJson = False,
 ) -> int:
-    """Have servers finish their rollouts and end; waits until they are gone.
+    """Have servers finish their rollouts, however long these take, and end; waits until they are gone.
 
-    They take no more jobs, and what their own grace (30 s by default) does not suffice for is sent
-    elsewhere by its client. Of an env or a host that controllers run, they then want 0 servers: bring them
+    They take no more jobs. Of an env or a host that controllers run, they then want 0 servers: bring them
     back with "envbus scale". A single server of a controller is replaced.
     """
 
@@ -93,9 +92,10 @@ def stop(
     prefix: Prefix = "env",
     as_json: AsJson = False,
 ) -> int:
-    """Stop an env as "envbus drain" does; a host with its controllers; or with --all everything.
+    """Stop a host with its controllers, or with --all everything; an env or a server as "envbus drain" does.
 
-    Running rollouts are finished within each server's grace. Waits until the servers are gone.
+    A controller gives running rollouts each server's grace (30 s by default); clients send what is cut off
+    elsewhere. Waits until the servers are gone.
     """
     from envbus.errors import UsageError
 

@@ -47,12 +47,14 @@ def logs(
 
 async def _find(operator: Operator, text: str) -> ServerView:
     from envbus.controller.targets import find_target, one_server
+    from envbus.errors import NoServerError
 
     view = await operator.survey()
     found = one_server(view, text) or await operator.find_ended(text)
     if found is not None:
         return found
-    return find_target(view, text).servers[0]  # raises, and says what there is
+    target = find_target(view, text)  # raises for what is nothing at all, and says what there is
+    raise NoServerError(f"{target.kind} {target.name!r} is not one server: name one by its id; see: envbus ls")
 
 
 async def _follow(operator: Operator, server: ServerView, after: int, as_json: bool) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 _OWN_FLAGS = ("--address", "--demo-model", "--workers", "--json", "--prefix")
-_ADDRESS_VARIABLES = ("ENVBUS_URL", "NATS_URL")
+_ADDRESS_VARIABLES = ("ENVBUS_URL", "NATS_URL", "ENVBUS_CONTEXT")
 _SINCE = (0, 2)
 
 

@@ -5,13 +5,13 @@ Full servers are no reason to give up; these three are, each after its time.
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 from collections.abc import Sequence
 
 from envbus.bus.connection import Connection
 from envbus.bus.subjects import Subjects
-from envbus.client.presence import hear_beats, hear_troubles
+from envbus.client.crashes import Crashes
+from envbus.client.presence import hear_beats
 from envbus.errors import CallError, FingerprintError, NoServerError, ServerLoadingError
 from envbus.settings import ClientSettings
 
@@ -60,6 +60,12 @@ class Absence:
         self._round.discard("none")
         self._round.add(state)
 
+    @property
+    def nobody_is_ready(self) -> bool:
+        """Whether all that was heard is that no server is there, or that all are loading."""
+        heard = self._round.union(self._since)
+        return bool(heard) and heard <= {"none", "loading"}
+
     def verdict(self, now: float) -> str | None:
         """Return ``none``, ``loading`` or ``fingerprint`` once that has lasted too long."""
         limits = {
@@ -75,10 +81,8 @@ class Absence:
     async def explain(self, verdict: str) -> CallError | None:
         """Return the error for the waiting jobs, with what is on the bus instead; None if a server came up now."""
         env = self._subjects.env
-        prefix = self._subjects.prefix
-        beats, troubles = await asyncio.gather(
-            hear_beats(self._connection, prefix), hear_troubles(self._connection, env, prefix)
-        )
+        async with Crashes(self._connection, self._subjects) as crashes:
+            beats = await hear_beats(self._connection, self._subjects.prefix)
         where = self._connection.options.describe()
         if verdict == "loading":
             limit = self._settings.loading_timeout_s
@@ -89,7 +93,7 @@ class Absence:
         if any(beat.env == env and beat.state != "failed" for beat in beats):
             self.reset()
             return None
-        return NoServerError(no_server_text(env, where, sorted({beat.env for beat in beats}), troubles))
+        return NoServerError(no_server_text(env, where, sorted({beat.env for beat in beats}), crashes.troubles()))
 
 
 def no_server_text(env: str, where: str, present: list[str], troubles: Sequence[str] = ()) -> str:

@@ -25,7 +25,7 @@ from envbus.bus.transfer import pack_body
 from envbus.client.client_job import ClientJob
 from envbus.client.inquiries import Inquiries
 from envbus.client.session import Session
-from envbus.errors import CallTimeoutError, DecodeError, EnvbusError, UsageError
+from envbus.errors import BusClosedError, CallTimeoutError, DecodeError, EnvbusError, UsageError
 from envbus.evaluation import EvalCallbacks, generate, repeat_examples
 from envbus.settings import ClientSettings
 from envbus.types import ClientConfig, GenerateOutputs, RolloutInput, RolloutOutput, SamplingArgs
@@ -108,7 +108,7 @@ class NATSEnvClient:
         if self._closed:
             return
         self._closed = True
-        if self._bus is None:
+        if self._bus is None or not self._bus.is_of_this_process:
             return
         try:
             if self._session is not None:
@@ -142,6 +142,7 @@ class NATSEnvClient:
 
         Raises:
             CallError: The call itself failed: no server, servers lost, time limit, refused.
+            EnvironmentCrashedError: No server is there: the env could not be loaded, and no controller tries again.
             BusError: The connection failed or was closed.
         """
         body = await self._call("rollout", [input], client, model, sampling_args, max_retries, state_columns)
@@ -192,7 +193,7 @@ class NATSEnvClient:
             max_concurrent: Rollouts under way at once from here, generation and scoring; -1: no limit but the servers'.
             results_path: Where to save, or what to resume.
             save_results: Save to the default place when no path is given.
-            independent_scoring: Run single rollouts even if the env has group rewards.
+            independent_scoring: Insist on single rollouts; not with an env that has group rewards.
             rollout_timeout_s: Limit for each rollout; one that takes longer is a failed row.
 
         Returns:
@@ -203,6 +204,8 @@ class NATSEnvClient:
             UsageError: Arguments that do not fit.
         """
         info = await self.wait_for_server()
+        if independent_scoring and info.requires_group_rollouts:
+            raise UsageError(f"env {self.env!r} scores its rollouts in groups: independent_scoring is not possible")
         examples = await self.examples(num_examples)
         return await generate(
             self,
@@ -213,7 +216,7 @@ class NATSEnvClient:
             env_id=self.env_id,
             env_args=self.env_args,
             rollouts_per_example=rollouts_per_example,
-            group_scoring=bool(info.requires_group_rollouts) and not independent_scoring,
+            group_scoring=bool(info.requires_group_rollouts),
             max_concurrent=max_concurrent,
             results_path=results_path,
             state_columns=state_columns,
@@ -255,7 +258,7 @@ class NATSEnvClient:
         Raises:
             NoServerError: None appeared; says which envs are there.
             ServerLoadingError: It did not finish loading.
-            EnvironmentCrashedError: It said that loading failed.
+            EnvironmentCrashedError: No server is there: it could not load the env, and no controller tries again.
         """
         return await self._inquire(lambda inquiries: inquiries.wait_for_server(timeout_s))
 
@@ -264,7 +267,7 @@ class NATSEnvClient:
 
         Raises:
             BadRequestError: The env offers no eval set.
-            CallTimeoutError: A page did not come within 30 s.
+            CallTimeoutError: A page did not come in 3 tries of 10 s.
         """
         return await self._inquire(lambda inquiries: inquiries.examples(num_examples))
 
@@ -298,7 +301,7 @@ class NATSEnvClient:
         """Submit a job and await its end; whatever ends the wait early ends the job too."""
         loop = asyncio.get_running_loop()
         result: asyncio.Future[bytes] = loop.create_future()
-        here = self._crossings.setdefault(loop, Crossing(loop))
+        here = self._crossing(loop)
         job = ClientJob(
             job=secrets.token_hex(16),
             call=kind,
@@ -321,16 +324,26 @@ class NATSEnvClient:
             if not result.done() or result.cancelled():
                 bus_side.post(session.cancel, job.job)
 
+    def _crossing(self, loop: asyncio.AbstractEventLoop) -> Crossing:
+        if loop not in self._crossings:
+            # A program may use one loop after the other, as asyncio.run does.
+            self._crossings = {known: way for known, way in self._crossings.items() if not known.is_closed()}
+            self._crossings[loop] = Crossing(loop)
+        return self._crossings[loop]
+
     async def _ensure_session(self) -> tuple[Bus, Session]:
         if self._closed:
             raise UsageError("this NATSEnvClient is closed")
+        if self._bus is not None and not self._bus.is_of_this_process:
+            raise UsageError("this NATSEnvClient was connected before a fork: make one in each process")
         if self._bus is not None and self._session is not None:
             return self._bus, self._session
         async with self._connecting:
             if self._bus is None:
                 self._bus = Bus.acquire(self._options)
-            opening = asyncio.wrap_future(self._bus.open(timeout_s=self._settings.connect_timeout_s))
-            await asyncio.shield(opening)
+            await self._bus.opened(timeout_s=self._settings.connect_timeout_s)
+            if self._closed:
+                raise BusClosedError("the client was closed while it connected")
             if self._session is None:
                 self._session = await self._bus.thread.run(self._make_session(self._bus))
             return self._bus, self._session

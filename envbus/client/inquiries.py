@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any, TypeVar, cast
 
@@ -22,7 +23,8 @@ from envbus.bus.messages import (
 )
 from envbus.bus.subjects import Subjects
 from envbus.client.absence import no_server_text
-from envbus.client.presence import hear_beats, hear_troubles
+from envbus.client.crashes import Crashes
+from envbus.client.presence import hear_beats
 from envbus.errors import (
     CallTimeoutError,
     DecodeError,
@@ -37,7 +39,9 @@ from envbus.types import RolloutInput
 POLL_S = 0.25
 PAGE = 500
 """Examples asked for at once."""
-PAGE_TIMEOUT_S = 30.0
+PAGE_TIMEOUT_S = 10.0
+PAGE_TRIES = 3
+"""A server that hangs gets its share of the requests: another one may answer the next."""
 A = TypeVar("A", bound=WireMessage)
 
 
@@ -63,21 +67,24 @@ class Inquiries:
         started = time.monotonic()
         appear_s = timeout_s if timeout_s is not None else self._settings.no_server_timeout_s
         load_s = timeout_s if timeout_s is not None else self._settings.loading_timeout_s
-        while True:
-            waited_s = time.monotonic() - started
-            try:
-                info = await self.info()
-            except (NoServerError, CallTimeoutError) as error:
-                if waited_s >= appear_s:
-                    raise await self._nobody() from error
-            else:
-                if info.state == "ready":
-                    return info
-                if waited_s >= load_s:
-                    raise ServerLoadingError(
-                        f"the servers of env {self._subjects.env!r} are still {info.state} after {waited_s:.0f} s"
-                    )
-            await asyncio.sleep(POLL_S)
+        async with Crashes(self._connection, self._subjects) as crashes:
+            while True:
+                waited_s = time.monotonic() - started
+                try:
+                    info = await self.info()
+                except (NoServerError, CallTimeoutError) as error:
+                    if (crash := await crashes.certain()) is not None:
+                        raise crash from error
+                    if waited_s >= appear_s:
+                        raise await self._nobody(crashes) from error
+                else:
+                    if info.state == "ready":
+                        return info
+                    if waited_s >= load_s:
+                        raise ServerLoadingError(
+                            f"the servers of env {self._subjects.env!r} are still {info.state} after {waited_s:.0f} s"
+                        )
+                await asyncio.sleep(POLL_S)
 
     async def examples(self, num_examples: int) -> list[RolloutInput]:
         """Return the first examples of the eval set (-1: all), read page by page."""
@@ -85,11 +92,17 @@ class Inquiries:
         while num_examples < 0 or len(rows) < num_examples:
             count = PAGE if num_examples < 0 else min(PAGE, num_examples - len(rows))
             request = ExamplesRequest(start=len(rows), count=count)
-            page = await self._ask(self._subjects.examples, request, ExamplesPage, timeout_s=PAGE_TIMEOUT_S)
+            page = await self._page(request)
             rows += _rows(page)
             if len(rows) >= page.total:
                 break
         return rows
+
+    async def _page(self, request: ExamplesRequest) -> ExamplesPage:
+        for _ in range(PAGE_TRIES - 1):
+            with contextlib.suppress(CallTimeoutError):
+                return await self._ask(self._subjects.examples, request, ExamplesPage, timeout_s=PAGE_TIMEOUT_S)
+        return await self._ask(self._subjects.examples, request, ExamplesPage, timeout_s=PAGE_TIMEOUT_S)
 
     async def _ask(self, subject: str, request: WireMessage, expected: type[A], *, timeout_s: float) -> A:
         try:
@@ -103,15 +116,14 @@ class Inquiries:
             raise DecodeError(f"expected {expected.kind} on {subject}, got {answer.kind}")
         return answer
 
-    async def _nobody(self) -> EnvbusError:
+    async def _nobody(self, crashes: Crashes) -> EnvbusError:
         env = self._subjects.env
         beats = await hear_beats(self._connection, self._subjects.prefix)
         failed = [beat for beat in beats if beat.env == env and beat.state == "failed"]
         if failed:
             return EnvironmentCrashedError(f"env {env!r} could not be loaded by its server: {failed[0].error}")
         where = self._connection.options.describe()
-        troubles = await hear_troubles(self._connection, env, self._subjects.prefix)
-        return NoServerError(no_server_text(env, where, sorted({beat.env for beat in beats}), troubles))
+        return NoServerError(no_server_text(env, where, sorted({beat.env for beat in beats}), crashes.troubles()))
 
 
 def _rows(page: ExamplesPage) -> list[RolloutInput]:

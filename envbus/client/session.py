@@ -46,8 +46,9 @@ from envbus.client.client_job import ClientJob
 from envbus.client.dispatch import Dispatch, PassGrant, Push, SayWaiting, UseGrant
 from envbus.client.large_bodies import LargeBodies
 from envbus.client.late import LateReplies
+from envbus.client.patience import Patience
 from envbus.client.transfers import Transfers
-from envbus.errors import BusClosedError, EnvbusError, ServerLostError, ServerStoppingError
+from envbus.errors import BusClosedError, BusPermissionError, EnvbusError, ServerLostError, ServerStoppingError
 from envbus.settings import ClientSettings
 
 log = logging.getLogger("envbus.client")
@@ -94,6 +95,14 @@ class Session:
         self._attempts = Attempts(max_attempts=settings.max_attempts, stall_timeout_s=settings.stall_timeout_s)
         self._late = LateReplies(connection, self._stop_late, keep_s=settings.start_window_s)
         self._absence = Absence(connection, subjects, settings=settings, fingerprint=fingerprint)
+        self._patience = Patience(
+            connection,
+            subjects,
+            dispatch=self._dispatch,
+            absence=self._absence,
+            tasks=self._tasks,
+            end=self._end_waiting,
+        )
         transfers = Transfers(connection, subjects, client_id=client_id, settings=settings)
         self._large = LargeBodies(connection, transfers, self, self._tasks)
         self._checks = Checks(
@@ -109,7 +118,6 @@ class Session:
         self._done: defaultdict[str, list[str]] = defaultdict(list)
         self._trust_503_from = 0.0
         self._closed = False
-        self._giving_up = False
         self.counts: Counter[str] = Counter()
         self._listener = Listener(self._on_disconnected, self._on_reconnected)
         connection.listen(self._listener)
@@ -381,22 +389,20 @@ class Session:
             self._dispatch_all(self._dispatch.tick(now))
             self._follow_all(self._attempts.tick(now))
             self._checks.tick(now)
-            if self._dispatch.waiting_in_line and not self._giving_up and (verdict := self._absence.verdict(now)):
-                self._giving_up = True
-                self._tasks.spawn(self._give_up(verdict))
+            self._patience.tick(now)
+            self._end_denied()
 
-    async def _give_up(self, verdict: str) -> None:
-        """No server can take the jobs that wait: end these, not the ones that run."""
-        waiting = set(self._dispatch.pending())
-        try:
-            error = await self._absence.explain(verdict)
-        finally:
-            self._giving_up = False
-        if error is None:
-            return
-        for job_id in waiting.intersection(self._dispatch.pending()):
-            history = "; ".join(self._attempts.history(job_id))
-            self.end(job_id, ServerLostError(f"{history}; then: {error}") if history else error, None)
+    def _end_denied(self) -> None:
+        """Jobs whose sends NATS denies to this user would be sent for ever."""
+        for job_id in self._dispatch.pending():
+            server = self._jobs[job_id].sent_to
+            subject = self._subjects.wait if server is None else self._subjects.server(server)
+            if (denied := self._connection.denied(subject)) is not None:
+                self.end(job_id, BusPermissionError(denied), None)
+
+    def _end_waiting(self, job_id: str, error: EnvbusError) -> None:
+        history = "; ".join(self._attempts.history(job_id))
+        self.end(job_id, ServerLostError(f"{history}; then: {error}") if history else error, None)
 
     def _on_disconnected(self) -> None:
         self._dispatch.disconnected()

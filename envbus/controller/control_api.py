@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from envbus.bus.connection import Connection, Subscription
@@ -20,6 +18,7 @@ from envbus.bus.control_messages import (
 from envbus.bus.failures import to_failure
 from envbus.bus.messages import Ok, WireMessage, pack, parse, parse_as
 from envbus.bus.subjects import controller, controller_beat
+from envbus.bus.tasks import TaskSet
 from envbus.errors import BadRequestError, EnvbusError, NoServerError, UsageError
 
 log = logging.getLogger("envbus.controller")
@@ -61,7 +60,7 @@ class ControlApi:
         self._beat_subject = controller_beat(controller_id, prefix)
         self._orders = orders
         self._subscriptions: list[Subscription] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet("the control API")
 
     async def open(self) -> None:
         """Claim the name and listen.
@@ -77,9 +76,7 @@ class ControlApi:
 
     async def close(self) -> None:
         """Listen no more."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         for subscription in self._subscriptions:
             await self._connection.leave(subscription)
 
@@ -120,7 +117,7 @@ class ControlApi:
         try:
             request = parse(message.data)
             if isinstance(request, LogsRequest):
-                self._spawn(self._tell_log(request, message.reply))
+                self._tasks.spawn(self._tell_log(request, message.reply))
                 return
             answer = self._answer(request)
         except EnvbusError as error:
@@ -152,11 +149,6 @@ class ControlApi:
     def _reply(self, reply: str, answer: WireMessage) -> None:
         if self._connection.is_inbox(reply):
             self._connection.send(reply, pack(answer))
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def fitting(report: ControllerBeat, *, max_bytes: int) -> ControllerBeat:

@@ -11,20 +11,16 @@ import asyncio
 import contextlib
 import logging
 import os
-import platform
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
-from importlib import metadata
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from envbus.bus.connection import Connection, Listener, Subscription
 from envbus.bus.control_messages import (
     ControllerBeat,
-    EnvReport,
     LogLines,
     LogsRequest,
-    ProcessReport,
     Restart,
     Scale,
     StatusRequest,
@@ -32,6 +28,7 @@ from envbus.bus.control_messages import (
 from envbus.bus.dialer import RECONNECT_MAX_S
 from envbus.bus.messages import Beat, Control, Gone, pack, parse_as
 from envbus.bus.subjects import parse_beat
+from envbus.bus.tasks import TaskSet
 from envbus.controller.adoption import ServerRegister
 from envbus.controller.autoscale import Autoscaler
 from envbus.controller.control_api import ControlApi, name_taken_text
@@ -42,16 +39,15 @@ from envbus.controller.liveness import BLOCKED_LAG_S, Signs
 from envbus.controller.managed_env import ManagedEnv
 from envbus.controller.pages import FleetPages
 from envbus.controller.processes import Ended, Processes, kill_marked
+from envbus.controller.reports import BEAT_S, Reports
 from envbus.controller.spec import FleetSpec
 from envbus.errors import BadRequestError, EnvbusError, NoServerError, UsageError
-from envbus.server.log_lines import MAX_BYTES, read_log
 
 log = logging.getLogger("envbus.controller")
 
 POLL_S = 0.05
 """How soon the end of a process is seen."""
 TICK_S = 0.25
-BEAT_S = 1.0
 ASK_TIMEOUT_S = 2.0
 RETURN_S = RECONNECT_MAX_S + 2.0
 """After an outage the servers may need this long to be back, too."""
@@ -77,12 +73,15 @@ class Controller:
         self._register = ServerRegister(spec.controller.log_dir)
         self._connection: Connection
         self._processes: Processes
+        self._reports: Reports
         self._api: ControlApi
-        self._started_at = time.time()
+        self._pages: FleetPages
         self._stopping = False
         self._leaving = False
         self._error: EnvbusError | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet("the controller")
+        self._remains = TaskSet("the controller")
+        """Look for what ended servers have left, and kill it."""
 
     @property
     def controller_id(self) -> str:
@@ -107,6 +106,7 @@ class Controller:
                 prefix=self._spec.bus.prefix,
                 variables={"ENVBUS_URL": address} if address else {},
             )
+            self._reports = Reports(self._id, self._envs, self._processes)
             self._api = ControlApi(connection, self._id, prefix=self._spec.bus.prefix, orders=self)
             self._pages = FleetPages(connection, self._spec.bus.prefix, not_ready=self._not_ready)
             try:
@@ -114,7 +114,8 @@ class Controller:
                 await self._open_pages()
                 await self._serve()
             finally:
-                await self._cancel_tasks()
+                await self._tasks.close()
+                await self._remains.close()
                 await self._pages.close()
                 await self._api.close()
                 self._processes.close()
@@ -130,7 +131,8 @@ class Controller:
         self._stopping = True
         now = _now()
         self._obey(order for env in self._envs.values() for order in env.supervisor.stop(now))
-        self._say(f"stopping {len(self._processes.records())} servers; once more to cancel their rollouts")
+        count = sum(len(env.supervisor.servers()) for env in self._envs.values())
+        self._say(f"stopping {count} servers; once more to cancel their rollouts")
 
     def leave(self) -> None:
         """End without the servers, which the next controller of this name takes over; only with adopt.
@@ -152,14 +154,14 @@ class Controller:
         return "stopping" if self._stopping else None
 
     async def _serve(self) -> None:
+        if self._spec.controller.adopt:
+            self._adopt()
         subscriptions = [await self._hear(env) for env in self._envs.values()]
         try:
             self._say(f"controller {self._id} runs; logs are in {self._spec.controller.log_dir}")
-            if self._spec.controller.adopt:
-                self._adopt()
             now = _now()
             self._obey(order for env in self._envs.values() for order in env.supervisor.start(now))
-            self._spawn(self._beat_forever())
+            self._tasks.spawn(self._beat_forever())
             await self._watch()
             await self._api.send_beat()
         finally:
@@ -169,7 +171,7 @@ class Controller:
     async def _watch(self) -> None:
         """Look after the processes until all have ended after a stop, or they are left."""
         before = ticked_at = _now()
-        while not self._leaving and (not self._stopping or self._processes.records()):
+        while not self._leaving and (not self._stopping or self._processes.records() or self._remains):
             now = _now()
             if not self._connection.is_up:
                 self._stand_still(now - before)
@@ -195,18 +197,16 @@ class Controller:
                 continue
             env = self._envs.get(record.env)
             if env is None:
-                self._say(f"server {record.server[:8]} of env {record.env} is not wanted any more", env=record.env)
-                self._obey([Stop(record.env, record.server)])
-                continue
-            self._obey(
-                env.supervisor.adopt(
-                    record.server,
-                    slot=record.slot,
-                    generation=record.generation,
-                    is_wanted=record.digest == env.spec.digest,
-                    now=_now(),
-                )
+                self._say(f"server {record.server[:8]} is not wanted any more", env=record.env)
+                env = self._envs[record.env] = ManagedEnv.leftover(record.env, self._id, self._spec.bus.prefix)
+            order = env.supervisor.adopt(
+                record.server,
+                slot=record.slot,
+                generation=record.generation,
+                is_wanted=record.digest == env.spec.digest,
+                now=_now(),
             )
+            self._obey(order)
 
     # ---- what the supervisors decide
 
@@ -218,13 +218,13 @@ class Controller:
                 case Launch():
                     queue.extend(self._launch(order))
                 case Drain(env=env, server=server):
-                    self._spawn(self._ask_to_drain(env, server))
+                    self._tasks.spawn(self._ask_to_drain(env, server))
                 case Stop(server=server):
                     self._processes.stop(server)
                 case Kill(server=server):
                     self._processes.kill(server)
                 case Ask(env=env, server=server):
-                    self._spawn(self._ask(env, server))
+                    self._tasks.spawn(self._ask(env, server))
                 case Note():
                     self._tell(order)
 
@@ -238,8 +238,12 @@ class Controller:
         return []
 
     def _note_servers(self) -> None:
-        if self._spec.controller.adopt:
+        if not self._spec.controller.adopt:
+            return
+        try:
             self._register.write(self._processes.records())
+        except OSError as error:
+            self._say(f"cannot note the servers, which would not be found again: {error}", "error")
 
     async def _ask_to_drain(self, env: str, server: str) -> None:
         order = pack(Control(action="drain"))
@@ -276,8 +280,7 @@ class Controller:
         if stranger is not None:
             text = f"{stranger} serves another version or other arguments under this name; give one another name"
             self._say(text, "warning", env=env.name)
-        record = self._processes.record(beat.server)
-        if record is None or record.pid != beat.pid:
+        if self._processes.record(beat.server) is None:
             return
         signs = Signs(
             state=beat.state,
@@ -292,14 +295,12 @@ class Controller:
     def _on_ended(self, ended: Ended) -> None:
         record = ended.record
         self._note_servers()
-        self._spawn(_kill_remains(record.server))
-        env = self._envs.get(record.env)
-        if env is None:
-            return
+        self._remains.spawn(_kill_remains(record.server))
+        env = self._envs[record.env]
         env.demand.gone(record.server)
         self._connection.send(env.subjects.gone, pack(Gone(server=record.server, reason=ended.summary)))
         self._obey(env.supervisor.exited(record.server, ended.reason, _now()))
-        self._spawn(self._api.send_beat())
+        self._tasks.spawn(self._api.send_beat())
 
     async def _beat_forever(self) -> None:
         while True:
@@ -321,33 +322,8 @@ class Controller:
     # ---- operators' orders
 
     def report(self) -> ControllerBeat:
-        """What it runs, as it is told once a second."""
-        return ControllerBeat(
-            controller=self._id,
-            host=platform.node(),
-            pid=os.getpid(),
-            version=metadata.version("envbus"),
-            started_at=self._started_at,
-            envs=[_env_report(env) for env in self._envs.values()],
-            processes=[report for env in self._envs.values() for report in self._process_reports(env)],
-            interval_s=BEAT_S,
-        )
-
-    def _process_reports(self, env: ManagedEnv) -> Iterable[ProcessReport]:
-        for view in env.supervisor.views():
-            record = self._processes.record(view.server)
-            yield ProcessReport(
-                server=view.server,
-                env=env.name,
-                slot=view.slot,
-                generation=view.generation,
-                pid=record.pid if record is not None else None,
-                state=view.state,
-                restarts=view.restarts,
-                last_exit=view.last_exit,
-                log_file=self._processes.log_files.get(view.server),
-                started_at=record.launched_at if record is not None else None,
-            )
+        """What it runs."""
+        return self._reports.beat()
 
     def scale(self, order: Scale) -> str:
         """Obey an operator."""
@@ -365,20 +341,11 @@ class Controller:
 
     async def read_log(self, request: LogsRequest) -> LogLines:
         """Lines of the log of one of the servers, running or the last one in its place."""
-        server, log_file = self._find_log(request.server)
-        # A byte that is no text becomes three.
-        max_bytes = min(MAX_BYTES, self._connection.max_payload // 4)
-        try:
-            lines, following = await asyncio.to_thread(
-                read_log, log_file, lines=request.lines, after=request.after, max_bytes=max_bytes
-            )
-        except OSError as error:
-            raise BadRequestError(f"cannot read the log file {log_file}: {error.strerror}") from error
-        return LogLines(server=server, lines=lines, next=following)
+        return await self._reports.read_log(request, max_payload=self._connection.max_payload)
 
     def on_rival(self, beat: ControllerBeat) -> None:
         """Of two controllers with one name, the younger one ends."""
-        if (self._started_at, os.getpid()) > (beat.started_at, beat.pid) and self._error is None:
+        if (self._reports.started_at, os.getpid()) > (beat.started_at, beat.pid) and self._error is None:
             self._error = UsageError(name_taken_text(beat))
             if not self._stopping:
                 self.stop()
@@ -386,47 +353,15 @@ class Controller:
     def _find(self, name: str) -> ManagedEnv:
         if self._stopping:
             raise BadRequestError(f"controller {self._id} is stopping")
-        env = self._envs.get(name)
-        if env is None:
-            raise BadRequestError(f"controller {self._id} has no env {name!r}; it has: {', '.join(self._envs)}")
-        return env
-
-    def _find_log(self, prefix: str) -> tuple[str, str]:
-        found = [(server, file) for server, file in self._processes.log_files.items() if server.startswith(prefix)]
-        if len(found) != 1:
-            what = "has no server" if not found else f"has {len(found)} servers"
-            raise BadRequestError(f"controller {self._id} {what} with an id that begins with {prefix!r}")
-        return found[0]
+        wanted = {env.name: env for env in self._envs.values() if env.is_wanted}
+        if name not in wanted:
+            raise BadRequestError(f"controller {self._id} has no env {name!r}; it has: {', '.join(wanted)}")
+        return wanted[name]
 
     # ---- small things
 
     def _say(self, text: str, level: Any = "info", *, env: str = "") -> None:
         self._obey([Note(env or self._id, text, level)])
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._reap)
-
-    def _reap(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("a task of the controller failed", exc_info=task.exception())
-
-    async def _cancel_tasks(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-def _env_report(env: ManagedEnv) -> EnvReport:
-    return EnvReport(
-        env=env.name,
-        env_id=env.spec.id,
-        replicas=env.supervisor.replicas,
-        autoscale=env.autoscaler is not None,
-        failed=env.supervisor.failed,
-    )
 
 
 async def _kill_remains(server: str) -> None:

@@ -33,3 +33,12 @@ class ManagedEnv:
         )
         self.demand = EnvDemand(controller_id, slots_per_server=spec.max_concurrent)
         self.autoscaler = Autoscaler(spec.autoscale) if spec.autoscale is not None else None
+        self.is_wanted = True
+        """False: it is in no fleet file any more, and its last servers are seen off."""
+
+    @classmethod
+    def leftover(cls, name: str, controller_id: str, prefix: str) -> ManagedEnv:
+        """An env of an earlier fleet file: no servers of it are wanted, and those there are drain."""
+        env = cls(EnvSpec(id=name, name=name, replicas=0), controller_id=controller_id, prefix=prefix)
+        env.is_wanted = False
+        return env

@@ -17,11 +17,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from envbus.bus.control_messages import MAX_REPLICAS
 from envbus.bus.subjects import DEFAULT_PREFIX, Subjects, check_prefix, env_name
 from envbus.controller.policies import AutoscalePolicy, LivenessPolicy, Policy, RestartPolicy
 from envbus.errors import UsageError
-
-MAX_REPLICAS = 1_000
 
 
 def _known_prefix(prefix: str) -> str:

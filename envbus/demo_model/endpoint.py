@@ -1,7 +1,7 @@
 """The demo model's server: an OpenAI-compatible endpoint on a thread and loop of its own.
 
 It answers whatever the caller's loop is doing. Same seed and same requests give the same
-answers. Every connection is owned here and ended by stop().
+answers. stop() ends every connection.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import logging
 import random
 import threading
 from collections import Counter, deque
@@ -18,13 +17,12 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from envbus.demo_model import http
+from aiohttp import web
+
 from envbus.demo_model.answers import Answer, Conversation, answer
 from envbus.demo_model.completions import Completion
-from envbus.demo_model.http import HttpError, HttpRequest
+from envbus.demo_model.http import HttpError, errors_as_json, json_object, send_events
 from envbus.errors import UsageError
-
-logger = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "demo-model"
 DEFAULT_CONTEXT_LENGTH = 32_768
@@ -36,6 +34,9 @@ The status 200 is no fault: that request is answered as usual."""
 
 _START_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 10.0
+_CLOSE_TIMEOUT_S = 0.1
+"""What a call that is being answered gets when the model stops."""
+_MAX_BODY_BYTES = 64 * 1024 * 1024
 _MAX_PROMPTS_COUNTED = 100_000
 
 
@@ -58,7 +59,6 @@ class DemoModel:
         self._address = (host, port)
         self._faults: deque[Fault] = deque()
         self._prompt_counts: Counter[bytes] = Counter()
-        self._connections: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
         self._thread: threading.Thread | None = None
@@ -119,86 +119,41 @@ class DemoModel:
 
     async def _serve(self, listening: Future[str]) -> None:
         self._loop = asyncio.get_running_loop()
+        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[errors_as_json])
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_CLOSE_TIMEOUT_S)
+        await runner.setup()
         host, port = self._address
         try:
-            server = await asyncio.start_server(self._on_connect, host, port, backlog=1024)
-        except OSError as exc:
+            await web.TCPSite(runner, host, port, backlog=1024).start()
+            listening.set_result(f"http://{host}:{runner.addresses[0][1]}/v1")
+            await self._stopping.wait()
+        except (OSError, OverflowError) as exc:
             listening.set_exception(UsageError(f"the demo model cannot listen on {host}:{port}: {exc}"))
-            return
-        listening.set_result(f"http://{host}:{server.sockets[0].getsockname()[1]}/v1")
-        await self._stopping.wait()
-        server.close()
-        for task in self._connections:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
-
-    def _on_connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._talk(reader, writer))
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
-
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer the requests of one connection, one after another."""
-        try:
-            while await self._answer_next(reader, writer):
-                pass
-        except (OSError, TimeoutError):
-            pass  # the client has gone, or reads nothing
-        except Exception:
-            logger.exception("the demo model failed on a request")
         finally:
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+            await runner.cleanup()
 
-    async def _answer_next(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Read and answer one request; whether the connection stays open."""
-        try:
-            request = await http.read_request(reader)
-        except HttpError as exc:
-            await http.send(writer, http.json_response(exc.body(), status=exc.status))
-            return False
-        if request is None:
-            return False
-        try:
-            keep = await self._route(request, writer)
-        except HttpError as exc:
-            await http.send(writer, http.json_response(exc.body(), status=exc.status))
-            keep = True
-        return keep and request.headers.get("connection", "").lower() != "close"
+    async def _models(self, request: web.Request) -> web.Response:
+        entry = {"id": self.model, "object": "model", "created": 0, "owned_by": "envbus"}
+        return web.json_response({"object": "list", "data": [entry]})
 
-    async def _route(self, request: HttpRequest, writer: asyncio.StreamWriter) -> bool:
-        match request.method, request.path:
-            case "GET", "/v1/models":
-                entry = {"id": self.model, "object": "model", "created": 0, "owned_by": "envbus"}
-                await http.send(writer, http.json_response({"object": "list", "data": [entry]}))
-                return True
-            case "POST", "/v1/chat/completions":
-                return await self._chat(request, writer)
-        raise HttpError(404, f"there is no {request.method} {request.path} here")
-
-    async def _chat(self, request: HttpRequest, writer: asyncio.StreamWriter) -> bool:
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
         self.requests += 1
         fault = self._faults.popleft() if self._faults else 200
         if self._delay_s:
             await asyncio.sleep(self._delay_s)
         if fault == "disconnect":
-            return False
+            return _hang_up(request)
         if fault == "garbage":
-            await http.send(writer, http.response(b"<html>this is not JSON</html>"))
-            return True
+            return web.Response(body=b"<html>this is not JSON</html>", content_type="application/json")
         if isinstance(fault, int) and fault != 200:
             raise HttpError(fault, f"the demo model was told to answer {fault}")
-        body = self._checked(request.json())
+        body = self._checked(await json_object(request))
         completion = self._complete(body, silent=fault == "empty")
         if not body.get("stream"):
-            await http.send(writer, http.json_response(completion.body()))
-            return True
-        await http.send(writer, http.stream_head())
-        for chunk in completion.chunks():
-            await http.send(writer, http.event_chunk(json.dumps(chunk)))
-        await http.send(writer, http.event_chunk("[DONE]") + http.LAST_CHUNK)
-        return True
+            return web.json_response(completion.body())
+        return await send_events(request, [*map(json.dumps, completion.chunks()), "[DONE]"])
 
     def _checked(self, body: dict[str, Any]) -> dict[str, Any]:
         messages = body.get("messages")
@@ -225,3 +180,9 @@ class DemoModel:
             self._prompt_counts[prompt] += 1
             turn = f"call {self._prompt_counts[prompt]}"
         return hashlib.sha256(f"{self._seed}/{turn}/".encode() + prompt).digest()
+
+
+def _hang_up(request: web.Request) -> web.Response:
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response()  # goes nowhere

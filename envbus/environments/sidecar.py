@@ -20,7 +20,7 @@ from envbus.bus.lifeline import Lifeline
 from envbus.bus.subjects import DEFAULT_PREFIX, Subjects, env_name
 from envbus.client import NATSEnvClient
 from envbus.environments.server_process import ServerProcess, own_import_paths
-from envbus.errors import UsageError
+from envbus.errors import EnvironmentCrashedError, UsageError
 
 URL_VAR = "ENVBUS_URL"
 ENV_ARGS_VAR = "ENVBUS_SERVE_ENV_ARGS"
@@ -166,6 +166,9 @@ class Sidecar:
         ended = asyncio.ensure_future(self._first_end())
         try:
             await asyncio.wait({ready, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if ready.done() and isinstance(ready.exception(), EnvironmentCrashedError):
+                # A server told of its failure on the bus; its end, which follows, says more.
+                await asyncio.wait({ended}, timeout=_KILL_WAIT_S)
             if ended.done():
                 raise ended.result().load_error(self._env_id)
             ready.result()

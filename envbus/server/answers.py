@@ -10,6 +10,9 @@ from envbus.server.jobs import Job, Jobs, JobState
 from envbus.server.outcomes import HeldResult, tell_part
 from envbus.server.uploads import Uploads
 
+MAX_FAILURES_TOLD = 8
+"""Failures in one answer, so that it fits on a message; the next one tells of the others."""
+
 
 class Answers:
     """Answers clients from the tables of one server."""
@@ -30,6 +33,9 @@ class Answers:
             elif job.state is not JobState.DONE:
                 status.running.append(job_id)
             elif isinstance(job.outcome, Failure):
+                if len(status.failed) >= MAX_FAILURES_TOLD:
+                    status.running.append(job_id)
+                    continue
                 told = {"job": job_id, "attempt": job.attempt, "server": self._server_id}
                 status.failed.append(job.outcome.model_copy(update=told))
             else:

@@ -5,19 +5,19 @@ Runs on the bus thread; the log file is read elsewhere.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from envbus.bus.connection import Connection
-from envbus.bus.control_messages import LogLines, LogsRequest, StatusRequest
+from envbus.bus.control_messages import LogsRequest, StatusRequest
 from envbus.bus.failures import to_failure
 from envbus.bus.messages import Control, Ok, WireMessage, pack, parse
 from envbus.bus.subjects import Subjects
+from envbus.bus.tasks import TaskSet
 from envbus.errors import BadRequestError, EnvbusError
-from envbus.server.log_lines import MAX_BYTES, read_log
+from envbus.server.log_lines import answer_logs
 from envbus.server.reception import Reception
 
 log = logging.getLogger("envbus.server")
@@ -46,7 +46,7 @@ class ControlDesk:
         self._reception = reception
         self._stop = stop
         self._log_file = log_file
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet("the control desk")
 
     async def open(self, server_id: str) -> None:
         """Listen for orders to this server and to all of its env."""
@@ -60,9 +60,7 @@ class ControlDesk:
         """Listen no more."""
         for subscription in self._subscriptions:
             await self._connection.leave(subscription)
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
     def _on_order(self, message: Any) -> None:
         try:
@@ -90,23 +88,16 @@ class ControlDesk:
     def _tell_log(self, request: LogsRequest, reply: str) -> None:
         if self._log_file is None:
             raise BadRequestError("this server has no log file: start it with --log-file, or by envbus up")
-        task = asyncio.get_running_loop().create_task(self._read_log(self._log_file, request, reply))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(self._read_log(self._log_file, request, reply))
 
     async def _read_log(self, log_file: Path | str, request: LogsRequest, reply: str) -> None:
         answer: WireMessage
-        # A byte that is no text becomes three.
-        max_bytes = min(MAX_BYTES, self._connection.max_payload // 4)
         try:
-            lines, following = await asyncio.to_thread(
-                read_log, log_file, lines=request.lines, after=request.after, max_bytes=max_bytes
+            answer = await answer_logs(
+                request, server=self._server_id, log_file=log_file, max_payload=self._connection.max_payload
             )
-            answer = LogLines(server=self._server_id, lines=lines, next=following)
-        except OSError as error:
-            answer = to_failure(
-                BadRequestError(f"cannot read the log file {log_file}: {error.strerror}"), origin=self._server_id
-            )
+        except EnvbusError as error:
+            answer = to_failure(error, origin=self._server_id)
         self._reply(reply, answer)
 
     def _obey(self, order: Control) -> Ok:

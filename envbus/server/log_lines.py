@@ -1,17 +1,37 @@
-"""Reads lines of a growing log file: the last ones, or those after an offset. Bounded in bytes; blocks on the disk."""
+"""Reads lines of a growing log file: the last ones, or those after an offset. Bounded in bytes."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+
+from envbus.bus.control_messages import LogLines, LogsRequest
+from envbus.errors import BadRequestError
 
 MAX_BYTES = 256 * 1024
 """Read at a time; a longer line is cut into pieces."""
 
 
+async def answer_logs(request: LogsRequest, *, server: str, log_file: Path | str, max_payload: int) -> LogLines:
+    """Return what was asked for, as it fits on one message; read on another thread.
+
+    Raises:
+        BadRequestError: The file cannot be read.
+    """
+    max_bytes = min(MAX_BYTES, max_payload // 4)  # a byte that is no text becomes three
+    try:
+        lines, following = await asyncio.to_thread(
+            read_log, log_file, lines=request.lines, after=request.after, max_bytes=max_bytes
+        )
+    except OSError as error:
+        raise BadRequestError(f"cannot read the log file {log_file}: {error.strerror}") from error
+    return LogLines(server=server, lines=lines, next=following)
+
+
 def read_log(
     path: Path | str, *, lines: int, after: int | None = None, max_bytes: int = MAX_BYTES
 ) -> tuple[list[str], int]:
-    """Return whole lines, and the offset of what comes after them.
+    """Return whole lines, and the offset of what comes after them. Blocks on the disk.
 
     Args:
         path: The file.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import multiprocessing
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -167,7 +168,9 @@ class NATSEnvServer:
             return leave_soon(LEAVE_TIMEOUT_S, leave_without_leftovers)
 
         try:
-            asyncio.run(serve()).cancel()
+            leaving = asyncio.run(serve())
+            if multiprocessing.parent_process() is None:
+                leaving.cancel()  # the program goes on; a child of multiprocessing still has to end its threads
         except LoadInterruptedError:
             log.info("stopped while the environment was loading")
 

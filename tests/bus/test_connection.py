@@ -135,7 +135,7 @@ async def test_a_limited_subscription_gets_no_more_than_its_limit(nats_url: str,
             answers.send(message.reply, b"taken")
 
         await answers.subscribe_limited(f"{prefix}.work", take, queue="workers", limit=3)
-        await eventually(lambda: answers.is_up)
+        await hears_itself(answers)
         outcomes = await asyncio.gather(
             *(asks.request(f"{prefix}.work", b"", timeout_s=2) for _ in range(8)), return_exceptions=True
         )
@@ -316,3 +316,21 @@ async def test_a_process_shares_one_connection_per_address(nats_url: str) -> Non
     three = Bus.acquire(options)
     assert three is not one
     await asyncio.to_thread(three.release)
+
+
+async def test_nats_away_while_a_new_client_is_made_costs_one_connection(own_nats: EmbeddedNats, prefix: str) -> None:
+    """P10: each failed try closes a client of nats-py, which must not start further tries."""
+    async with connected(own_nats.url) as connection:
+        await echo(connection, f"{prefix}.echo")
+        await own_nats.kill()
+        assert connection._client is not None
+        errors = connection.stats.errors
+        await connection._client.close()
+        await eventually(lambda: connection.stats.errors >= errors + 4)
+        tasks = len(connection._tasks)
+        await eventually(lambda: connection.stats.errors >= errors + 6)
+        assert len(connection._tasks) == tasks
+        await own_nats.restart()
+        await eventually(lambda: connection.is_up)
+        assert await connection.request(f"{prefix}.echo", b"again", timeout_s=5) == b"again"
+        assert connection.stats.rebuilds == 1

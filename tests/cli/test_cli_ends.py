@@ -28,7 +28,7 @@ def test_ctrl_c_keeps_rows_and_prints_a_partial_summary(cli: Cli) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=15)
+    out, err = process.communicate(timeout=30)
     assert process.returncode == 130, err
     assert "of 300 rollouts were run" in out
     assert "ex 0: 1.00" in out
@@ -42,7 +42,7 @@ def test_ctrl_c_keeps_rows_and_prints_a_partial_summary(cli: Cli) -> None:
 def test_ctrl_c_ends_everything(cli: Cli, place: tuple[str, ...]) -> None:
     process = started(cli, *SLOW, *place)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=10)
+    process.communicate(timeout=30)
     assert process.returncode == 130
     cli.wait_all_gone(1)
 
@@ -54,7 +54,7 @@ def test_a_second_ctrl_c_forces(cli: Cli) -> None:
     process.send_signal(signal.SIGINT)
     wait_for_line(process, "stopping the servers", stream="stderr")
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=5)
+    process.communicate(timeout=30)
     assert process.returncode == 130
     cli.wait_all_gone(2)
 
@@ -72,7 +72,7 @@ def test_a_server_that_dies_in_the_run_is_told(cli: Cli) -> None:
     for server in cli.processes():
         if "serve" in server.cmdline():
             server.kill()
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=30)
     assert process.returncode == 1
     assert "signal SIGKILL" in err
     assert "is ready" in err, "the end of its log is quoted"
@@ -85,7 +85,7 @@ def test_no_secret_is_in_any_command_line(cli: Cli) -> None:
     process = started_with_key(cli, options)
     lines = [Path(f"/proc/{each.pid}/cmdline").read_bytes() for each in cli.processes() if each.pid != process.pid]
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=10)
+    process.communicate(timeout=30)
     serving = [line for line in lines if b"serve" in line.split(b"\0")]
     assert len(serving) == 1
     assert b"MY_KEY=http://127.0.0.1:9" in serving[0]

@@ -71,7 +71,7 @@ def test_loading_full_and_stopped_servers_are_told_apart(cli: Cli, serve: Serve,
     for process in (first, second):
         process.send_signal(signal.SIGINT)
     for process in (first, second):
-        process.communicate(timeout=10)
+        process.communicate(timeout=30)
         assert process.returncode == 130
 
     only.terminate()
@@ -112,5 +112,5 @@ def test_serve_waits_for_a_bus_that_comes_later(cli: Cli, serve: Serve) -> None:
     process = cli.start("serve", "reverse-text", "--address", "nats://127.0.0.1:1")
     wait_for_line(process, "trying again", stream="stderr")
     process.terminate()
-    process.communicate(timeout=10)
+    process.communicate(timeout=30)
     assert process.returncode == 0

@@ -52,6 +52,7 @@ def test_hands_over_with_the_same_arguments(fake_verifiers: Path, version: str) 
         ("0.2.0", ["reverse-text", "--workers", "0"], {}),
         ("0.2.0", ["reverse-text", "-x", "{}x"], {"NATS_URL": "nats://127.0.0.1:1"}),
         ("0.2.0", ["reverse-text", "-x", "{}x"], {"ENVBUS_URL": "nats://127.0.0.1:1"}),
+        ("0.2.0", ["reverse-text", "-x", "{}x"], {"ENVBUS_CONTEXT": "fleet"}),
     ],
 )
 def test_stays_here_for_the_bus_and_for_old_versions(

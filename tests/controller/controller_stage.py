@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +68,12 @@ class Fleet:
     def spec(self, *envs: dict[str, Any], **controller_fields: Any) -> FleetSpec:
         return read_fleet_file(self.write(*envs, **controller_fields))
 
-    def up(self, *options: str) -> subprocess.Popen[bytes]:
-        """Start ``envbus up`` with the file; its output goes to up.txt."""
+    def up(self, *options: str, inside: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        """Start ``envbus up`` with the file, by another command if need be; its output goes to up.txt."""
         with (self.folder / "up.txt").open("ab") as out:
+            file = str(self.folder / f"{self.controller_id}.toml")
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "envbus", "up", str(self.folder / f"{self.controller_id}.toml"), *options],
+                [*inside, sys.executable, "-P", "-m", "envbus", "up", file, *options],
                 cwd=self.folder,
                 env={**os.environ, MARK: self.mark},
                 stdin=subprocess.DEVNULL,

@@ -12,7 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 from controller_stage import Fleet, client_of, env_table, kill, operator, pids, rollouts, wait_until
+
+from envbus.bus.control_messages import Scale
+from envbus.bus.messages import Failure
+from envbus.client import NATSEnvClient
+from envbus.errors import EnvironmentCrashedError
+from envbus.settings import ClientSettings
 
 
 async def ended(process: subprocess.Popen[bytes], *, timeout_s: float = 20) -> int:
@@ -95,6 +102,53 @@ async def test_an_adopting_controller_takes_its_servers_over(fleet: Fleet) -> No
         last.terminate()
         assert await ended(last) == 0
     await wait_until(lambda: not fleet.processes(), timeout_s=5, what=lambda: str(fleet.processes()))
+
+
+async def test_adopted_servers_of_an_env_that_is_not_wanted_any_more_drain(fleet: Fleet) -> None:
+    """Their rollouts end however short the grace; the env cannot be scaled up again."""
+    fleet.write(env_table("a", max_concurrent=2, grace=0.1), adopt=True)
+    up = fleet.up()
+    async with operator(fleet) as op, client_of(fleet, "a") as a:
+        (old,) = await op.until_running(1)
+        work = asyncio.ensure_future(rollouts(a, 2, sleep_s=5))
+        up.send_signal(signal.SIGHUP)
+        assert await ended(up) == 0
+        fleet.write(env_table("b"), adopt=True)
+        again = fleet.up()
+        reports = await op.until(lambda reports: sorted(r.state for r in reports) == ["draining", "running"])
+        assert [env.env for env in (await op.status()).envs] == ["b"]
+        answer = await op.ask(Scale(env="a", replicas=1))
+        assert isinstance(answer, Failure)
+        assert "has no env 'a'; it has: b" in answer.message
+        assert await asyncio.wait_for(work, 20) == [old.pid] * 2, "not cut, not run again"
+        await op.until(lambda reports: [(r.env, r.state) for r in reports] == [("b", "running")])
+        assert {r.pid for r in reports if r.env == "a"} == {old.pid}
+        again.terminate()
+        assert await ended(again) == 0
+
+
+async def test_a_waiting_client_is_told_of_a_crash_at_once_and_ends_when_the_env_is_given_up(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    """P17: long before its time for servers to appear is over."""
+    fleet.write(env_table("broken", args={"load": "import error"}))
+    settings = ClientSettings(no_server_timeout_s=100)
+    async with NATSEnvClient(fleet.address, name="broken", prefix=fleet.prefix, settings=settings) as client:
+        waits = [asyncio.ensure_future(client.wait_for_server()), asyncio.ensure_future(rollouts(client, 1))]
+        await asyncio.sleep(1)  # for the waiting line to be answered
+        up = fleet.up()
+        await wait_until(lambda: "ended while loading" in fleet.said)
+        crashed = time.monotonic()
+        await wait_until(lambda: caplog.text.count("No module named 'foo_bar'") > 1)
+        assert time.monotonic() - crashed < 2
+        await wait_until(lambda: "given up" in fleet.said)
+        given_up = time.monotonic()
+        for wait in waits:
+            with pytest.raises(EnvironmentCrashedError, match=r"(?s)2 servers in a row.*No module named 'foo_bar'"):
+                await asyncio.wait_for(wait, 10)
+        assert time.monotonic() - given_up < 2
+        up.terminate()
+        assert await ended(up) == 0
 
 
 async def test_a_crash_while_loading_is_told_at_once_and_ends_in_failed(fleet: Fleet) -> None:

@@ -13,15 +13,17 @@ import pytest
 from doc_pages import blocks, marked, read, rows, table
 
 from envbus import NATSEnvServer, ServerSettings
-from envbus.bus import messages
+from envbus.bus import control_messages, messages
+from envbus.bus.control_messages import EnvReport, ProcessReport
 from envbus.bus.messages import Beat, Parts, WireMessage, parse
-from envbus.bus.subjects import Subjects, encode_token, env_name
+from envbus.bus.subjects import Subjects, controller, controller_beat, encode_token, env_name
 from envbus.errors import EnvbusError
 from envbus.types import ClientConfig
 
 PAGE = "docs/protocol.md"
 DOC_SERVER = b"0a1b2c3d4e5f60718293a4b5c6d7e8f9"
-KINDS = {cls.kind: cls for cls in WireMessage.__subclasses__() if cls.__module__ == messages.__name__}
+MODULES = (messages.__name__, control_messages.__name__)
+KINDS = {cls.kind: cls for cls in WireMessage.__subclasses__() if cls.__module__ in MODULES}
 
 
 def doc_bytes(mark: str) -> bytes:
@@ -141,9 +143,10 @@ def fields_of(message: type[WireMessage]) -> dict[str, bool]:
     return {name: not field.is_required() for name, field in message.model_fields.items()}
 
 
-def test_the_fields_of_parts_and_of_client_are_named() -> None:
+def test_the_fields_of_maps_within_messages_are_named() -> None:
     text = " ".join(read(PAGE).split())
-    for name in (*Parts.model_fields, *set(ClientConfig.model_fields) - {"client_type"}):
+    reports = (*EnvReport.model_fields, *ProcessReport.model_fields)
+    for name in (*Parts.model_fields, *reports, *set(ClientConfig.model_fields) - {"client_type"}):
         assert f"`{name}`" in text
 
 
@@ -165,6 +168,8 @@ def test_the_table_of_subjects_is_complete() -> None:
     text = read(PAGE)
     for subject in spelled:
         assert subject.replace("%3Cenv%3E", "<env>") in text
+    for subject in (controller("<controller>"), controller_beat("<controller>")):
+        assert f"`{subject}`" in text
     for kind in ("server", "ctl", "beat"):
         assert getattr(subjects, kind)("<server>").replace("%3Cenv%3E", "<env>") in text
 

@@ -8,10 +8,20 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
-from stage import CLIENT_SETTINGS, READY_S, Stage, do, run, settled
+from stage import CLIENT_SETTINGS, READY_S, Stage, becomes, do, run, settled
 
 from envbus import ClientSettings, NATSEnvClient
-from envbus.errors import BusError, BusUnreachableError, EnvironmentCrashedError, NoServerError, ServerLoadingError
+from envbus.bus.embedded import EmbeddedNats
+from envbus.errors import (
+    BusClosedError,
+    BusError,
+    BusPermissionError,
+    BusUnreachableError,
+    EnvironmentCrashedError,
+    NoServerError,
+    ServerLoadingError,
+    UsageError,
+)
 
 HASTY = {"no_server_timeout_s": 0.3, "loading_timeout_s": 0.5}
 
@@ -85,6 +95,21 @@ async def test_an_env_that_fails_to_load_is_told_with_its_reason(stage: Stage) -
             await client.wait_for_server(timeout_s=0.3)
 
 
+async def test_those_who_wait_hear_at_once_that_the_env_cannot_be_loaded(stage: Stage) -> None:
+    """P17: waiting for a server, and with a job in line; not after the time for servers to appear."""
+    async with stage.client(settings={"no_server_timeout_s": 90.0}) as client, stage.beats() as beats:
+        waits = [asyncio.create_task(client.wait_for_server()), asyncio.create_task(run(client, do()))]
+        server = stage.launch(env_args={"no_such_argument": 1})
+        await beats.until(lambda now: now[0].state == "failed", timeout_s=READY_S)
+        await server.exit_code()
+        ended = time.monotonic()
+        for wait in waits:
+            with pytest.raises(EnvironmentCrashedError, match="no_such_argument"):
+                await asyncio.wait_for(wait, 10)
+        assert time.monotonic() - ended < 2
+        await settled(client)
+
+
 async def unreachable(address: str) -> tuple[BaseException, float]:
     """Return the error of connecting and how long it took."""
     settings = ClientSettings(**CLIENT_SETTINGS | {"connect_timeout_s": 1.0})
@@ -118,6 +143,38 @@ async def test_a_call_without_a_connection_fails_with_the_same_error() -> None:
             with pytest.raises(BusUnreachableError, match=r"127\.0\.0\.1:1: connection refused"):
                 await run(client, do())
         await client.close()
+
+
+async def test_closing_ends_a_call_that_still_connects() -> None:
+    """P11: with an error; the caller was not cancelled, so it must not look as if it had been."""
+    client = NATSEnvClient("nats://127.0.0.1:1", "stage-env")
+    call = asyncio.create_task(run(client, do()))
+    await becomes(lambda: client._bus is not None and client._bus._opening is not None)
+    await client.close()
+    with pytest.raises(BusClosedError):
+        await asyncio.wait_for(call, 5)
+
+
+async def test_a_client_taken_through_a_fork_says_so(shared: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P11: its thread stayed in the parent, so a call would wait for ever."""
+    async with shared.client() as client:
+        await client.wait_for_server(timeout_s=READY_S)
+        with monkeypatch.context() as patch:
+            patch.setattr("os.getpid", lambda: -1)
+            with pytest.raises(UsageError, match="one in each process"):
+                await asyncio.wait_for(run(client, do()), 5)
+        assert (await run(client, do()))["reward"] == 1.0
+
+
+async def test_a_denied_env_is_told_instead_of_waited_for() -> None:
+    """P53, P59: NATS tells of a denial only on the side; the call must end all the same."""
+    denied = '{user: a, password: b, permissions: {publish: {deny: ["env.>"]}}}'
+    async with EmbeddedNats(config=f"authorization: {{users: [{denied}]}}") as nats:
+        address = nats.url.replace("://", "://a:b@")
+        async with NATSEnvClient(address, "stage-env", settings=ClientSettings(**CLIENT_SETTINGS)) as client:
+            with pytest.raises(BusPermissionError, match=r"env\.stage-env\.wait"):
+                await asyncio.wait_for(run(client, do()), 10)
+            await settled(client)
 
 
 async def test_a_host_that_does_not_resolve() -> None:

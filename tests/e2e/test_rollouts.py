@@ -64,6 +64,8 @@ async def test_single_rollouts_of_a_group_env_are_refused(stage: Stage) -> None:
         assert info.requires_group_rollouts
         with pytest.raises(BadRequestError, match="run_group"):
             await run(client, do())
+        with pytest.raises(UsageError, match="independent_scoring"):
+            await client.evaluate(None, "m", independent_scoring=True)
         outputs = await client.run_group([do(), do()], None, "m")
         assert [output["reward"] for output in outputs] == [0.0, 1.0]
 

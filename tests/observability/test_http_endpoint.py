@@ -59,17 +59,39 @@ async def test_routes_are_answered_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    "sent", [b"\r\n\r\n", b"nonsense\r\n\r\n", b"GET / SPDY/3\r\n\r\n", b"\x00\xff" * 10 + b"\r\n\r\n", b"x" * 70_000]
+    "sent",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET / SPDY/3\r\nHost: a\r\n\r\n",
+        b"\x00\xff" * 10 + b"\r\n\r\n",
+        b"x" * 70_000,
+        b"GET /hello HTTP/1.1\r\nHost: a\r\nX-Long: " + b"x" * 70_000,
+    ],
 )
-async def test_what_is_no_request_is_refused(sent: bytes) -> None:
+async def test_what_is_no_request_is_refused(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async with listening(hello=hello) as endpoint:
-        assert (await raw(endpoint.port, sent)).startswith(b"HTTP/1.1 400 ")
+        assert (await raw(endpoint.port, sent)).partition(b" ")[2].startswith(b"400 ")
+    assert not caplog.records
 
 
 async def test_silence_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_endpoint, "READ_TIMEOUT_S", 0.1)
     async with listening(hello=hello) as endpoint:
         assert await raw(endpoint.port, b"GET /hello HT") == b""
+
+
+async def test_a_reader_that_is_too_slow_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_endpoint, "WRITE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(http_endpoint, "MAX_CONNECTIONS", 1)
+    body = b"x" * 50_000_000
+    async with listening(large=lambda request: Response(body), hello=hello) as endpoint:
+        reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port)
+        writer.write(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        async with asyncio.timeout(10):
+            while (await get(endpoint.port, "/hello")).status == 503:  # until the slow one is gone
+                pass
+        writer.close()
 
 
 async def test_too_many_connections_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +104,7 @@ async def test_too_many_connections_are_refused(monkeypatch: pytest.MonkeyPatch)
 
 async def test_a_broken_route_ends_its_connection_only(caplog: pytest.LogCaptureFixture) -> None:
     async with listening(broken=broken, hello=hello) as endpoint:
-        assert await raw(endpoint.port, b"GET /broken HTTP/1.1\r\n\r\n") == b""
+        assert await raw(endpoint.port, b"GET /broken HTTP/1.1\r\nHost: a\r\n\r\n") == b""
         assert (await get(endpoint.port, "/hello")).status == 200
     assert "a bug" in caplog.text
 
@@ -91,10 +113,13 @@ async def test_events_are_streamed_until_the_reader_leaves() -> None:
     events = Events()
     async with listening(events=lambda request: EventStream(events.stream())) as endpoint:
         reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port)
-        writer.write(b"GET /events HTTP/1.1\r\n\r\n")
+        writer.write(b"GET /events HTTP/1.1\r\nHost: a\r\n\r\n")
         told = await reader.readuntil(b"data: two\ndata: lines\n\n")
         assert b"text/event-stream" in told
         assert b"data: one\n\n" in told
+        head = await get(endpoint.port, "/events", method="HEAD")
+        assert (head.headers["content-type"], head.body) == ("text/event-stream", "")
+        assert not events.closed.is_set()
         writer.close()
         await asyncio.wait_for(events.closed.wait(), 5)
 
@@ -103,7 +128,7 @@ async def test_close_ends_streams() -> None:
     events = Events()
     async with listening(events=lambda request: EventStream(events.stream())) as endpoint:
         reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port)
-        writer.write(b"GET /events HTTP/1.1\r\n\r\n")
+        writer.write(b"GET /events HTTP/1.1\r\nHost: a\r\n\r\n")
         await reader.readuntil(b"data: one\n\n")
     assert events.closed.is_set()
     await asyncio.wait_for(reader.read(), 5)

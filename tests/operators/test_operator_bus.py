@@ -104,6 +104,8 @@ async def test_scaling_several_controllers_grows_first(nats_url: str, prefix: st
         assert players.orders == [("c2", Scale(env="gsm8k", replicas=7)), ("c1", Restart(env="gsm8k"))]
         with pytest.raises(UsageError, match="0 or more"):
             await operator.scale("gsm8k", -1)
+        with pytest.raises(UsageError, match="one controller runs at most 1000 servers"):
+            await operator.scale("gsm8k", 2_001)
 
 
 async def test_retiring_a_host_tells_its_controllers_and_drains_the_others(nats_url: str, prefix: str) -> None:

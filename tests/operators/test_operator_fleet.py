@@ -85,6 +85,9 @@ def test_a_fleet_from_start_to_stop(site: Site, tmp_path: Path) -> None:
 
     assert site.json("stop", "probe")["left"] == []
     site.until(ready("probe", 0), limit_s=5)
+    nothing = site.run("logs", "probe")
+    assert nothing.code == 2
+    assert "env 'probe' is not one server" in nothing.err
     assert site.json("stop", "--all")["left"] == []
     out, err = controller.communicate(timeout=10)
     assert controller.returncode == 0, out + err

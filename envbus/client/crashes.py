@@ -1,0 +1,110 @@
+"""Hears that an env without servers will not get any: it could not be loaded, and no controller tries again.
+
+Told by the last heartbeat of a server that could not load it, and by controllers.
+Open only while somebody waits and no server is ready. On the bus loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import TracebackType
+from typing import Any, Self
+
+from envbus.bus.connection import Connection, Subscription
+from envbus.bus.control_messages import ControllerBeat, EnvReport
+from envbus.bus.messages import Beat, InfoRequest, pack, parse_as
+from envbus.bus.subjects import Subjects, all_controller_beats, controller_beat, parse_beat
+from envbus.client.presence import LISTEN_S
+from envbus.errors import EnvbusError, EnvironmentCrashedError, NoServerError
+from envbus.settings import PROBE_TIMEOUT_S
+
+log = logging.getLogger("envbus.client")
+
+
+class Crashes:
+    """Listens to one env's servers and to the controllers, and logs what goes wrong with the env."""
+
+    def __init__(self, connection: Connection, subjects: Subjects) -> None:
+        self._connection = connection
+        self._subjects = subjects
+        self._subscriptions: list[Subscription] = []
+        self._crash: str | None = None
+        self._troubles: dict[str, str] = {}
+        """What each controller says about servers of the env that ended."""
+        self._reports: dict[str, EnvReport] = {}
+        """What each controller wants of the env."""
+        self._warned: dict[str, str] = {}
+
+    async def __aenter__(self) -> Self:
+        self._opened_at = asyncio.get_running_loop().time()
+        self._subscriptions = [
+            await self._connection.subscribe(self._subjects.beats, self._on_beat),
+            await self._connection.subscribe(all_controller_beats(self._subjects.prefix), self._on_controller),
+        ]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for subscription in self._subscriptions:
+            await self._connection.leave(subscription)
+
+    def troubles(self) -> list[str]:
+        """What controllers said about servers of the env that ended."""
+        return sorted(self._troubles.values())
+
+    async def certain(self) -> EnvironmentCrashedError | None:
+        """Return the error for those who wait, once it is certain that no server will come."""
+        reason = self._reason()
+        if reason is None:
+            return None
+        try:
+            await self._connection.request(self._subjects.info, pack(InfoRequest()), timeout_s=PROBE_TIMEOUT_S)
+        except NoServerError:
+            return EnvironmentCrashedError(f"env {self._subjects.env!r} has no server: {reason}")
+        except (EnvbusError, TimeoutError):
+            return None
+        self._crash = None  # another server is there
+        return None
+
+    def _reason(self) -> str | None:
+        heard_all = asyncio.get_running_loop().time() - self._opened_at >= LISTEN_S
+        some_try = any(report.failed is None and report.replicas > 0 for report in self._reports.values())
+        if some_try or not heard_all:
+            return None
+        given_up = [self._troubles[name] for name, report in sorted(self._reports.items()) if report.failed]
+        return "; ".join(given_up) or self._crash
+
+    def _on_beat(self, message: Any) -> None:
+        try:
+            beat = parse_as(message.data, Beat)
+        except EnvbusError:
+            return
+        is_own = parse_beat(message.subject, self._subjects.prefix) == (self._subjects.env, beat.server)
+        if is_own and beat.state == "failed":
+            self._crash = f"server {beat.server[:8]} on host {beat.host} could not load it: {beat.error}"
+            self._warn("servers", self._crash)
+
+    def _on_controller(self, message: Any) -> None:
+        try:
+            beat = parse_as(message.data, ControllerBeat)
+        except EnvbusError:
+            return
+        name, env = beat.controller, self._subjects.env
+        if message.subject != controller_beat(name, self._subjects.prefix):
+            return  # NATS checks who may publish where, so a beat counts only on its own subject
+        exits = [process.last_exit for process in beat.processes if process.env == env and process.last_exit]
+        trouble = exits[-1] if exits else None
+        for report in beat.envs:
+            if report.env == env:
+                self._reports[name] = report
+                trouble = report.failed or trouble
+        if trouble is not None:
+            self._troubles[name] = f"controller {name} on host {beat.host} says: {trouble}"
+            self._warn(name, self._troubles[name])
+
+    def _warn(self, source: str, text: str) -> None:
+        if self._warned.get(source) != text:
+            self._warned[source] = text
+            log.warning("env %s: %s", self._subjects.env, text)
