@@ -409,7 +409,7 @@ class Connection:
         self._dialer.connected()
         self._denials.clear()
         self._up.set()
-        log.info("NATS at %s: connected again after %.1f s", self.options.describe(), outage_s)
+        log.warning("NATS at %s: connected again after %.1f s", self.options.describe(), outage_s)
         for listener in list(self._listeners):
             listener.on_reconnected(outage_s)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 log = logging.getLogger("envbus.bus")
@@ -29,6 +29,18 @@ class TaskSet:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._reap)
+
+    def repeat(self, function: Callable[[], None], *, every_s: float) -> None:
+        """Call a function again and again; one call that fails is logged and does not end the others."""
+        self.spawn(self._repeat(function, every_s))
+
+    async def _repeat(self, function: Callable[[], None], every_s: float) -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            try:
+                function()
+            except Exception:
+                log.exception("%s: a periodic step failed", self._owner)
 
     async def close(self) -> None:
         """Cancel all tasks, save the one that calls this, and wait for their ends."""

@@ -51,6 +51,8 @@ def print_summary(
         console.print(Text(f"not saved: {metadata['save_error']}", style="red"), soft_wrap=True)
     if metadata.get("path_to_save"):
         console.print(Text(f"results: {metadata['path_to_save']}"), soft_wrap=True)
+        if metadata["num_failed"] or len(outputs) < planned:
+            console.print(Text("to run what is missing or failed: the same command with -R"), soft_wrap=True)
 
 
 def summary_json(metadata: GenerateMetadata, outputs: Sequence[RolloutOutput], *, planned: int) -> str:

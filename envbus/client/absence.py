@@ -42,7 +42,9 @@ class Absence:
     def asked(self, *, waiting: int, now: float) -> None:
         """The servers are asked once more; what the last round said is now complete."""
         if waiting == 0:
-            self.reset()
+            # That no server is there stays known: jobs that come later need not find it out each for themselves.
+            self._since = {kind: since for kind, since in self._since.items() if kind == "none"}
+            self._round.clear()
             return
         said, self._round = self._round, set()
         if said:
@@ -107,4 +109,6 @@ def no_server_text(env: str, where: str, present: list[str], troubles: Sequence[
         )
     close = difflib.get_close_matches(env, present, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
+    if "~" in env:
+        hint += "; what follows ~ stands for the env's arguments, which its servers must have been given too"
     return f"no server of env {env!r} at {where}; the envs there are: {', '.join(present)}{hint}"

@@ -109,6 +109,10 @@ class Attempts:
         self.heard(server, now)
         return []
 
+    def is_held_by(self, job: str, server: str) -> bool:
+        """Whether this server accepted the job and may still run it."""
+        return self._is_on(job, server)
+
     def is_awaited_from(self, job: str, server: str) -> bool:
         """Whether this server's word on the job counts: it holds the job, or nobody does yet."""
         track = self._tracks.get(job)

@@ -16,7 +16,9 @@ from envbus.settings import PROBE_TIMEOUT_S
 log = logging.getLogger("envbus.client")
 
 CHECK_CHUNK = 5_000
-"""Jobs asked about in one message."""
+"""Jobs asked about in one message; less where max_payload is small."""
+JOB_BYTES = 40
+"""What a job's id takes in a check or its answer."""
 
 
 class Checks:
@@ -77,8 +79,9 @@ class Checks:
 
     async def _check_all(self, server: str, jobs: Sequence[str]) -> None:
         try:
-            for start in range(0, len(jobs), CHECK_CHUNK):
-                await self._check(server, jobs[start : start + CHECK_CHUNK])
+            chunk = max(1, min(CHECK_CHUNK, self._connection.max_payload // JOB_BYTES - 10))
+            for start in range(0, len(jobs), chunk):
+                await self._check(server, jobs[start : start + chunk])
         finally:
             self._under_way.discard(server)
 

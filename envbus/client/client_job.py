@@ -23,6 +23,7 @@ class ClientJob:
         unanswered: Sends that no server has accepted or refused yet.
         uploading_to: The server that its large input goes to.
         collecting: Whether its large result is being fetched.
+        failed_collections: How often that failed.
     """
 
     job: str
@@ -35,8 +36,10 @@ class ClientJob:
     unanswered: int = 0
     uploading_to: str | None = None
     collecting: bool = False
+    failed_collections: int = 0
 
     def forget_attempt(self) -> None:
         """It is sent again: nothing of the last attempt counts any more."""
         self.collecting = False
+        self.failed_collections = 0
         self.uploading_to = None

@@ -84,7 +84,8 @@ class Crashes:
         is_own = parse_beat(message.subject, self._subjects.prefix) == (self._subjects.env, beat.server)
         if is_own and beat.state == "failed":
             self._crash = f"server {beat.server[:8]} on host {beat.host} could not load it: {beat.error}"
-            self._warn("servers", self._crash)
+            if beat.controller is None:
+                self._warn("servers", self._crash)
 
     def _on_controller(self, message: Any) -> None:
         try:
@@ -95,16 +96,18 @@ class Crashes:
         if message.subject != controller_beat(name, self._subjects.prefix):
             return  # NATS checks who may publish where, so a beat counts only on its own subject
         exits = [process.last_exit for process in beat.processes if process.env == env and process.last_exit]
-        trouble = exits[-1] if exits else None
+        if exits:
+            self._troubles[name] = f"controller {name} on host {beat.host} says: {exits[-1]}"
+            self._warn(name, self._troubles[name])
         for report in beat.envs:
             if report.env == env:
                 self._reports[name] = report
-                trouble = report.failed or trouble
-        if trouble is not None:
-            self._troubles[name] = f"controller {name} on host {beat.host} says: {trouble}"
-            self._warn(name, self._troubles[name])
+                if report.failed is not None:
+                    self._troubles[name] = f"controller {name} on host {beat.host} says: {report.failed}"
 
     def _warn(self, source: str, text: str) -> None:
-        if self._warned.get(source) != text:
-            self._warned[source] = text
+        """Once for each kind of crash: its first line is the same every time, the log below it another."""
+        kind = text.partition("\n")[0]
+        if self._warned.get(source) != kind:
+            self._warned[source] = kind
             log.warning("env %s: %s", self._subjects.env, text)

@@ -18,6 +18,8 @@ log = logging.getLogger("envbus.client")
 
 ENVELOPE_BYTES = 1024
 """More than any envelope around a body takes."""
+MAX_COLLECTIONS = 3
+"""Tries to collect one result before its job is sent again."""
 
 
 class JobOwner(Protocol):
@@ -69,17 +71,24 @@ class LargeBodies:
         try:
             body = await self._transfers.pull(job.job, server, parts)
         except* (NoServerError, TimeoutError) as errors:
-            # The job is still there: the next check tells whether its result can be fetched.
-            job.collecting = False
-            log.warning("job %s: its result could not be collected from %s: %s", job.job, server, _first(errors))
-            if isinstance(_first(errors), NoServerError):
-                self._owner.server_gone(server)
+            self._not_collected(job, server, _first(errors))
         except* EnvbusError as errors:
             error = _first(errors)
             assert isinstance(error, EnvbusError)
-            self._owner.end(job.job, error, server)
+            if self._owner.is_awaited_from(job.job, server):
+                self._owner.end(job.job, error, server)
         else:
             self._owner.end(job.job, body, server)
+
+    def _not_collected(self, job: ClientJob, server: str, error: BaseException) -> None:
+        """The result may still be there: the next check tells, a few times."""
+        job.collecting = False
+        job.failed_collections += 1
+        log.warning("job %s: its result could not be collected from %s: %s", job.job, server, error)
+        if isinstance(error, NoServerError):
+            self._owner.server_gone(server)
+        elif job.failed_collections >= MAX_COLLECTIONS:
+            self._owner.attempt_failed(job.job, server, f"its result could not be collected from {server[:8]}")
 
     async def _upload(self, job: ClientJob, server: str, parts: Parts) -> None:
         try:

@@ -124,7 +124,7 @@ class Session:
         self._line_token = connection.inbox.route(self._on_line_reply)
         self._ignore_token = connection.inbox.route(lambda message: None)
         self._tasks.spawn(self._checks.open())
-        self._tasks.spawn(self._tick_forever())
+        self._tasks.repeat(self._tick, every_s=TICK_S)
 
     # ---- the caller's side
 
@@ -291,6 +291,8 @@ class Session:
                 self._on_accepted(job_id, server)
                 self._collect(job_id, server, parts)
             case Failure():
+                if not self._attempts.is_held_by(job_id, answer.server or answer.origin):
+                    self._jobs[job_id].unanswered -= 1
                 self._on_failure(job_id, answer)
 
     def _on_accepted(self, job_id: str, server: str) -> None:
@@ -380,17 +382,15 @@ class Session:
 
     # ---- time and outages
 
-    async def _tick_forever(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_S)
-            if not self._connection.is_up:
-                continue
-            now = _now()
-            self._dispatch_all(self._dispatch.tick(now))
-            self._follow_all(self._attempts.tick(now))
-            self._checks.tick(now)
-            self._patience.tick(now)
-            self._end_denied()
+    def _tick(self) -> None:
+        if not self._connection.is_up:
+            return
+        now = _now()
+        self._dispatch_all(self._dispatch.tick(now))
+        self._follow_all(self._attempts.tick(now))
+        self._checks.tick(now)
+        self._patience.tick(now)
+        self._end_denied()
 
     def _end_denied(self) -> None:
         """Jobs whose sends NATS denies to this user would be sent for ever."""

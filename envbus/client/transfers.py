@@ -7,6 +7,7 @@ nothing floods a slow reader; each part has a timeout and retries.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from envbus.bus.connection import Connection
 from envbus.bus.failures import from_failure
@@ -75,25 +76,29 @@ class Transfers:
         assembly.put(index, reply.data)
 
     async def _fetch(self, job_id: str, server: str, index: int) -> PartReply:
-        reply = await self._ask(server, Fetch(client=self._client_id, job=job_id, index=index))
+        reply = await self._ask(server, lambda: Fetch(client=self._client_id, job=job_id, index=index))
         if not isinstance(reply, PartReply):
             raise DecodeError(f"asked for a part of a result, got {reply.kind}")
         return reply
 
     async def _push_part(self, job_id: str, server: str, packed: Packed, parts: Parts, index: int) -> None:
-        data = part_of(packed.data, parts, index)
-        reply = await self._ask(server, Part(job=job_id, client=self._client_id, index=index, data=data))
+        def part() -> Part:
+            return Part(job=job_id, client=self._client_id, index=index, data=part_of(packed.data, parts, index))
+
+        reply = await self._ask(server, part)
         if not isinstance(reply, Ok):
             raise DecodeError(f"sent a part of an input, got {reply.kind}")
 
-    async def _ask(self, server: str, message: WireMessage) -> WireMessage:
+    async def _ask(self, server: str, make: Callable[[], WireMessage]) -> WireMessage:
+        """Ask within the window; the message is made only then, so that waiting parts take no memory."""
         async with self._window:
+            message = pack(make())
             tries = 0
             while True:
                 tries += 1
                 try:
                     subject = self._subjects.server(server)
-                    data = await self._connection.request(subject, pack(message), timeout_s=PROBE_TIMEOUT_S)
+                    data = await self._connection.request(subject, message, timeout_s=PROBE_TIMEOUT_S)
                     break
                 except TimeoutError:
                     if tries >= self._settings.part_retries and self._connection.is_up:

@@ -154,8 +154,7 @@ class Controller:
         return "stopping" if self._stopping else None
 
     async def _serve(self) -> None:
-        if self._spec.controller.adopt:
-            self._adopt()
+        self._adopt()
         subscriptions = [await self._hear(env) for env in self._envs.values()]
         try:
             self._say(f"controller {self._id} runs; logs are in {self._spec.controller.log_dir}")
@@ -192,6 +191,7 @@ class Controller:
                 env.autoscaler.outage(seconds)
 
     def _adopt(self) -> None:
+        """Also without adopt: servers that an adopting controller has left must not get doubles."""
         for record in self._register.read():
             if not self._processes.adopt(record):
                 continue

@@ -17,15 +17,7 @@ from typing import Any, Self, TypeVar
 from envbus.bus.address import BusOptions, resolve_bus_options
 from envbus.bus.bus import Bus
 from envbus.bus.connection import Connection
-from envbus.bus.control_messages import (
-    MAX_REPLICAS,
-    LogLines,
-    LogsRequest,
-    Restart,
-    Scale,
-    StatusRequest,
-    StopController,
-)
+from envbus.bus.control_messages import LogLines, LogsRequest, Restart, Scale, StatusRequest, StopController
 from envbus.bus.failures import from_failure
 from envbus.bus.messages import Beat, Control, Failure, Info, InfoRequest, WireMessage, pack, parse
 from envbus.bus.subjects import DEFAULT_PREFIX, Subjects, check_prefix, controller
@@ -247,13 +239,12 @@ class Operator:
 
         Raises:
             NoServerError: No controller (of that host) runs the env.
+            UsageError: Fewer than none, or more than these controllers may run.
         """
         if replicas < 0:
             raise UsageError(f"replicas must be 0 or more, not {replicas}")
         there = controllers_of(self.view(), env, host=host)
         shares = spread(replicas, {each.controller: each.wants[env] for each in there})
-        if max(shares.values()) > MAX_REPLICAS:
-            raise UsageError(f"one controller runs at most {MAX_REPLICAS} servers of an env; {replicas} need more")
         # Those that grow come first: the env never has fewer than before and after.
         for each in sorted(there, key=lambda each: each.wants[env] - shares[each.controller]):
             await self.scale_controller(each.controller, env, shares[each.controller])

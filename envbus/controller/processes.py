@@ -75,7 +75,7 @@ class Ended:
             return self.how
         quoted = "\n".join(self.lines)[-QUOTED_CHARS:]
         indented = "".join(f"\n    {line}" for line in quoted.splitlines())
-        return f"{self.how}: {self.lines[-1][:QUOTED_CHARS]}\nthe end of its log {self.record.log_file}:{indented}"
+        return f"{self.how}: {self.lines[-1][:QUOTED_CHARS]}\n    the end of its log {self.record.log_file}:{indented}"
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from envbus.bus.control_messages import MAX_REPLICAS
 from envbus.controller.fleet_views import PRESENT, ControllerView, FleetView, ServerView
 from envbus.errors import NoServerError, UsageError
 
@@ -143,8 +144,14 @@ def runs_of(view: FleetView, target: Target) -> list[tuple[ControllerView, str]]
 
 
 def spread(total: int, current: Mapping[str, int]) -> dict[str, int]:
-    """Share a number of servers out among controllers: evenly, and what is left over to those that have most now."""
+    """Share a number of servers out among controllers: evenly, and what is left over to those that have most now.
+
+    Raises:
+        UsageError: One would get more than a controller may run.
+    """
     each, left_over = divmod(total, len(current))
+    if each + (left_over > 0) > MAX_REPLICAS:
+        raise UsageError(f"one controller runs at most {MAX_REPLICAS} servers of an env; {total} need more controllers")
     order = sorted(current, key=lambda controller: (-current[controller], controller))
     return {controller: each + (rank < left_over) for rank, controller in enumerate(order)}
 

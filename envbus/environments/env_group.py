@@ -42,7 +42,7 @@ class EnvGroup(Environment):
         if any("/" in name for name in names):
             raise UsageError(f"names of an EnvGroup cannot contain '/': {names}")
         self.envs = dict(zip(names, envs, strict=True))
-        super().__init__(self._train_rows, self._eval_rows, env_id=env_id, env_args=env_args)
+        super().__init__(self._train_rows, self._eval_rows, rubric=Rubric(), env_id=env_id, env_args=env_args)
 
     @property
     def requires_group_rollouts(self) -> bool:

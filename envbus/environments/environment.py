@@ -69,6 +69,8 @@ class Environment(EvaluatingMixin):
         super().__init__()
         self.system_prompt = system_prompt
         self.few_shot = few_shot
+        if rubric is None:
+            logger.warning("environment %s has no rubric: every reward is 0", env_id or type(self).__name__)
         self.rubric = rubric or Rubric(parser=parser)
         self.parser = parser or self.rubric.parser
         self.sampling_args: SamplingArgs = dict(sampling_args or {})

@@ -55,7 +55,7 @@ class ChatResult:
 
 
 async def chat(
-    client: AsyncOpenAI,
+    client: AsyncOpenAI | None,
     model: str,
     messages: Messages,
     sampling_args: SamplingArgs | None = None,
@@ -77,6 +77,8 @@ async def chat(
         InvalidModelResponseError: Not a chat completion with one choice.
         ModelError: The endpoint refused, failed or could not be reached; ModelKeyError if there is no key to use.
     """
+    if client is None:
+        raise ModelError("this environment calls a model, but the call names no client")
     import openai
 
     create = client.chat.completions.with_raw_response.create

@@ -15,6 +15,7 @@ from envbus.bus.failures import to_failure
 from envbus.bus.messages import ExamplesPage, ExamplesRequest, Info, InfoRequest, WireMessage, pack, parse_as
 from envbus.bus.subjects import WORK_QUEUE, Subjects
 from envbus.bus.tasks import TaskSet
+from envbus.error_chain import ErrorChain
 from envbus.errors import BadRequestError, EnvbusError, PayloadTooLargeError, ServerLoadingError
 from envbus.server.identity import Identity
 from envbus.server.outcomes import ENVELOPE_BYTES
@@ -58,6 +59,8 @@ class Catalogue:
         self._tasks = TaskSet("the catalogue")
         self.uses = {subjects.info: EndpointUse(), subjects.examples: EndpointUse()}
         """By subject."""
+        self._no_examples = ""
+        """Why there is no eval set."""
 
     async def open(self) -> None:
         """Answer requests."""
@@ -71,9 +74,10 @@ class Catalogue:
         self._requires_groups = bool(environment.requires_group_rollouts)
         try:
             self._examples = await asyncio.to_thread(environment.eval_examples)
-        except Exception:
+        except Exception as error:
             # A trainer brings its own inputs: an env without an eval set is still of use.
-            log.exception("env %s has no eval set to offer", self._identity.env)
+            log.exception("the eval set of env %s could not be read", self._identity.env)
+            self._no_examples = repr(ErrorChain(error))
         self._environment = environment
 
     async def close(self) -> None:
@@ -131,7 +135,8 @@ class Catalogue:
             raise ServerLoadingError("the environment is still loading", origin=self._identity.server_id)
         if self._examples is None:
             raise BadRequestError(
-                "this env has no eval set to offer; pass inputs of your own", origin=self._identity.server_id
+                f"the eval set of this env could not be read: {self._no_examples}; mend that, or pass your own inputs",
+                origin=self._identity.server_id,
             )
         limit = self._connection.max_payload - ENVELOPE_BYTES
         rows: list[Any] = []

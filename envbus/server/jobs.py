@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+PASSED_OVER_S = 30.0
+"""A client asks about all its jobs here every second: one that it passed over for this long is none of its own."""
+
 
 class JobState(StrEnum):
     """Where a job is in its life on this server."""
@@ -58,6 +61,8 @@ class Lease:
     heard_at: float
     gone_since: float | None = None
     probed_at: float = 0.0
+    asked_at: float = 0.0
+    """When it last asked how its jobs here are."""
     jobs: set[str] = field(default_factory=set)
 
 
@@ -137,7 +142,7 @@ class Jobs:
         """Its client asks about a job: return it if it is here and that client's."""
         job = self.owned(job_id, client)
         if job is not None:
-            job.heard_at = now
+            job.heard_at = self._leases[client].asked_at = now
         return job
 
     def unfinished(self) -> list[Job]:
@@ -202,6 +207,7 @@ class Jobs:
         """This server was cut off: for that long nobody could have been heard."""
         for lease in self._leases.values():
             lease.heard_at += outage_s
+            lease.asked_at += outage_s
             if lease.gone_since is not None:
                 lease.gone_since += outage_s
         for job in self._jobs.values():
@@ -230,7 +236,9 @@ class Jobs:
         if lease.gone_since is not None and now - lease.gone_since >= limits.orphan_grace_s:
             return self._forget_client(client)
         if expired := self._not_asked_about(lease, now):
-            return [Expire(job_id, f"its client did not ask for {limits.orphan_timeout_s:g} s") for job_id in expired]
+            return [
+                Expire(job.job, f"its client has not asked about it for {now - job.heard_at:.0f} s") for job in expired
+            ]
         if now - lease.heard_at < limits.probe_after_s:
             return []
         if now - lease.probed_at >= min(limits.probe_after_s, limits.orphan_grace_s / 2):
@@ -238,11 +246,12 @@ class Jobs:
             return [Probe(client, lease.inbox)]
         return []
 
-    def _not_asked_about(self, lease: Lease, now: float) -> list[str]:
+    def _not_asked_about(self, lease: Lease, now: float) -> list[Job]:
         """Unfinished jobs of a client that is silent, or that asks only about others: it does not know of these."""
         jobs = (self._jobs[job_id] for job_id in sorted(lease.jobs))
-        limit_s = self._limits.orphan_timeout_s
-        return [job.job for job in jobs if job.state is not JobState.DONE and now - job.heard_at >= limit_s]
+        silent_since, passed_over_since = now - self._limits.orphan_timeout_s, lease.asked_at - PASSED_OVER_S
+        last_call = max(silent_since, passed_over_since)
+        return [job for job in jobs if job.state is not JobState.DONE and job.heard_at <= last_call]
 
     def _is_plain(self, lease: Lease) -> bool:
         return any(self._jobs[job_id].plain for job_id in lease.jobs)

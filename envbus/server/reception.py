@@ -141,7 +141,7 @@ class Reception:
             ),
             await self._connection.subscribe(self._subjects.wait, self._guard.around(self._on_wait)),
         ]
-        self._tasks.spawn(self._tick_forever())
+        self._tasks.repeat(self._tick, every_s=TICK_S)
 
     def ready(self) -> None:
         """Take jobs."""
@@ -358,17 +358,17 @@ class Reception:
 
     # ---- time and outages
 
-    async def _tick_forever(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_S)
-            if self._connection.is_up:
-                self.apply(self.slots.tick(_now()))
-                instructions = self.jobs.tick(_now())
-                self.counts["orphaned"] += sum(isinstance(instruction, Forget) for instruction in instructions)
-                self._obey(instructions)
+    def _tick(self) -> None:
+        if not self._connection.is_up:
+            return
+        self.apply(self.slots.tick(_now()))
+        instructions = self.jobs.tick(_now())
+        self.counts["orphaned"] += sum(isinstance(instruction, Forget) for instruction in instructions)
+        self._obey(instructions)
 
     def _on_reconnected(self, outage_s: float) -> None:
         self.jobs.shift_clocks(outage_s)
+        self.slots.credits_going()
         self._tasks.spawn(self._withdraw())
 
 

@@ -129,6 +129,10 @@ class Slots:
         self._running.pop(job, None)
         return self._settle(now)
 
+    def credits_going(self) -> None:
+        """The queue subscription is being left for a reason of its own; credits_gone() follows."""
+        self._withdrawing = True
+
     def credits_gone(self, now: float) -> list[Instruction]:
         """The queue subscription is gone, withdrawn or lost with its connection: credits left are free again."""
         self.credits = 0

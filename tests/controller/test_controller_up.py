@@ -95,7 +95,7 @@ async def test_an_adopting_controller_takes_its_servers_over(fleet: Fleet) -> No
         again.send_signal(signal.SIGHUP)
         assert await ended(again) == 0, "it leaves in order, without its servers"
         assert len([p for p in fleet.processes() if "serve" in p.cmdline()]) == 3
-        fleet.write(table | {"replicas": 1}, adopt=True)
+        fleet.write(table | {"replicas": 1}, adopt=False)
         last = fleet.up()
         (left,) = await op.until_running(1)
         assert left.pid in pids(third)

@@ -28,7 +28,6 @@ async def test_the_blocks_of_a_page_run(
 ) -> None:
     """Blocks marked ``file=`` are written, ``run`` are run in one namespace, ``script`` in a process."""
     monkeypatch.syspath_prepend(str(reader))
-    monkeypatch.syspath_prepend(str(reader / "environments"))
     namespace: dict[str, Any] = {"__name__": "docs"}
     try:
         async with served("reverse-text", own_nats.url):
