@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +24,7 @@ from envbus.bus.denials import Denials
 from envbus.bus.diagnose import explain_unreachable
 from envbus.bus.dialer import ATTEMPT_TIMEOUT_S, CLOSE_TIMEOUT_S, Dialer, backoff_s, close_client
 from envbus.bus.inbox import Handler, Inbox, settle
+from envbus.bus.outbox import Outbox
 from envbus.bus.tasks import TaskSet
 from envbus.errors import (
     BusAuthError,
@@ -118,9 +118,7 @@ class Connection:
         self._rebuilding = False
         self._tasks = TaskSet("the connection")
         self._heard = asyncio.Event()
-        self._outbox: deque[tuple[str, bytes, str]] = deque()
-        self._outbox_filled = asyncio.Event()
-        self._outbox_sent = asyncio.Event()
+        self._outbox = Outbox(lambda subject, data, reply: self.publish(subject, data, reply=reply))
 
     # ---- life
 
@@ -151,7 +149,7 @@ class Connection:
                 await asyncio.sleep(pause_s)
         await self._check_inbox()
         self._tasks.spawn(self._watch_loopback())
-        self._tasks.spawn(self._send_outbox())
+        self._tasks.spawn(self._outbox.run())
 
     async def _check_inbox(self) -> None:
         await self._hears_itself(INBOX_TIMEOUT_S)
@@ -166,9 +164,8 @@ class Connection:
         """Send what is buffered, then close. Pending requests end with BusClosedError."""
         if self._closed:
             return
-        if self._outbox and self.is_up:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._outbox_sent.wait(), CLOSE_TIMEOUT_S)
+        if self.is_up:
+            await self._outbox.emptied(timeout_s=CLOSE_TIMEOUT_S)
         self._closed = True
         self._up.set()  # wakes those that wait for the connection to be up; it never will be
         await self._tasks.close()
@@ -236,21 +233,7 @@ class Connection:
 
     def send(self, subject: str, data: bytes, *, reply: str = "") -> None:
         """Publish soon, in order, from code that cannot wait; dropped if the connection is down by then."""
-        self._outbox.append((subject, data, reply))
-        self._outbox_sent.clear()
-        self._outbox_filled.set()
-
-    async def _send_outbox(self) -> None:
-        while True:
-            await self._outbox_filled.wait()
-            self._outbox_filled.clear()
-            while self._outbox:
-                subject, data, reply = self._outbox.popleft()
-                try:
-                    await self.publish(subject, data, reply=reply)
-                except BusError as error:
-                    log.error("a message to %s was not sent: %s", subject, error)
-            self._outbox_sent.set()
+        self._outbox.put(subject, data, reply)
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
         """Send a request and return its one reply.

@@ -37,7 +37,7 @@ class Crashes:
         self._warned: dict[str, str] = {}
 
     async def __aenter__(self) -> Self:
-        self._opened_at = asyncio.get_running_loop().time()
+        self._listening_since = asyncio.get_running_loop().time()
         self._subscriptions = [
             await self._connection.subscribe(self._subjects.beats, self._on_beat),
             await self._connection.subscribe(all_controller_beats(self._subjects.prefix), self._on_controller),
@@ -61,15 +61,16 @@ class Crashes:
             return None
         try:
             await self._connection.request(self._subjects.info, pack(InfoRequest()), timeout_s=PROBE_TIMEOUT_S)
+            self._crash = None  # another server is there
         except NoServerError:
             return EnvironmentCrashedError(f"env {self._subjects.env!r} has no server: {reason}")
         except (EnvbusError, TimeoutError):
-            return None
-        self._crash = None  # another server is there
+            pass  # not certain
+        self._listening_since = asyncio.get_running_loop().time()  # and not asked again at once
         return None
 
     def _reason(self) -> str | None:
-        heard_all = asyncio.get_running_loop().time() - self._opened_at >= LISTEN_S
+        heard_all = asyncio.get_running_loop().time() - self._listening_since >= LISTEN_S
         some_try = any(report.failed is None and report.replicas > 0 for report in self._reports.values())
         if some_try or not heard_all:
             return None

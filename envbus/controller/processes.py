@@ -127,7 +127,7 @@ class Processes:
         Raises:
             OSError: The program or the log file is of no use.
         """
-        log_file = self._log_file(order)
+        log_file = self._log_file(order, env)
         log_file.parent.mkdir(parents=True, exist_ok=True)
         with log_file.open("xb") as log:
             popen = spawn_group(
@@ -228,10 +228,10 @@ class Processes:
             "ENVBUS_SERVE_EXTRA_ENV_KWARGS": json.dumps(env.extra_env_kwargs),
         }
 
-    def _log_file(self, order: Launch) -> Path:
+    def _log_file(self, order: Launch, env: EnvSpec) -> Path:
         started = time.strftime("%Y%m%dT%H%M%S")
-        folder = re.sub(r"[^A-Za-z0-9._~@-]", "_", order.env)
-        return self._spec.log_dir / folder / f"{order.slot}-{started}-{order.server[:8]}.log"
+        folder = env.log_dir or self._spec.log_dir / re.sub(r"[^A-Za-z0-9._~@-]", "_", order.env)
+        return folder / f"{order.slot}-{started}-{order.server[:8]}.log"
 
 
 def kill_marked(servers: set[str]) -> int:

@@ -95,7 +95,9 @@ class EnvSpec(Policy):
     python: str | None = None
     """Python to run the servers with, e.g. that of a virtual environment that has envbus and the env."""
     command: list[str] | None = Field(None, min_length=1)
-    """What to run instead of ``python -m envbus``; ``serve …`` is appended."""
+    """What to run instead of ``python -m envbus``; ``serve …`` is appended. It passes SIGTERM on, best by ``exec``."""
+    log_dir: Path | None = None
+    """Folder for the servers' logs; default: one named as the env in the controller's."""
     env_dir_path: list[Path] = Field(default_factory=list)
     """Folders to find environments in."""
     allow_keys: list[str] = Field(default_factory=list)
@@ -129,7 +131,7 @@ class EnvSpec(Policy):
     def digest(self) -> str:
         """Changes with everything that makes a running server out of date."""
         served = self.model_dump(
-            mode="json", exclude={"replicas", "autoscale", "restart", "liveness"}, exclude_defaults=True
+            mode="json", exclude={"replicas", "autoscale", "restart", "liveness", "log_dir"}, exclude_defaults=True
         )
         return hashlib.sha256(json.dumps(served, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
@@ -232,6 +234,7 @@ def _settled(spec: FleetSpec, *, folder: Path, default_id: str) -> FleetSpec:
             update={
                 "env_dir_path": [(folder / path.expanduser()).absolute() for path in env.env_dir_path],
                 "python": _program(env.python, folder),
+                "log_dir": (folder / env.log_dir.expanduser()).absolute() if env.log_dir is not None else None,
             }
         )
         for env in spec.env

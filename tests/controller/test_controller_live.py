@@ -196,13 +196,14 @@ async def test_a_command_may_run_the_server_as_its_child(fleet: Fleet) -> None:
     """As launchers of virtual environments do; the server is known by its id, not by its process."""
     launcher = """trap 'kill -TERM $server' TERM; "$0" "$@" & server=$!; wait $server; wait $server"""
     command = ["/bin/sh", "-c", launcher, sys.executable, "-P", "-m", "envbus"]
-    spec = fleet.spec(env_table("a", max_concurrent=1, command=command, grace=5))
+    spec = fleet.spec(env_table("a", max_concurrent=1, command=command, grace=5, log_dir="logs of a"))
     async with running(fleet, spec), operator(fleet) as op, client_of(fleet, "a") as a:
         (report,) = await op.until_running(1)
         assert await rollouts(a, 1) != [report.pid]
         await op.ask(Restart(env="a"))
         await op.until(lambda reports: [(r.generation, r.state) for r in reports] == [(1, "running")])
         await rollouts(a, 1)
+        assert len(list((fleet.folder / "logs of a").glob("0-*.log"))) == 2
 
 
 async def test_a_program_that_cannot_be_started_is_a_crash_while_loading(fleet: Fleet) -> None:

@@ -93,15 +93,16 @@ async def test_calls_that_failed_during_an_outage_never_run(own_stage: Stage, ow
     """P23: no ghost rollouts after the reconnect."""
     own_stage.launch()
     ghosts = [do("slow", t=0.1) for _ in range(3)]
-    async with own_stage.client(timeout_s=0.5) as hasty, own_stage.client() as client:
+    async with own_stage.client() as client:
         await client.wait_for_server(timeout_s=READY_S)
-        await hasty.connect()
-        await own_nats.kill()
-        outcomes = await asyncio.gather(*(run(hasty, item) for item in ghosts), return_exceptions=True)
-        assert [type(outcome) for outcome in outcomes] == [CallTimeoutError] * 3
-        await own_nats.restart()
-        await asyncio.wait_for(run(client, do()), 10)
-        assert (await asyncio.wait_for(run(hasty, do()), 10))["reward"] == 1.0
+        async with own_stage.client(timeout_s=0.5) as hasty:
+            await hasty.connect()
+            await own_nats.kill()
+            outcomes = await asyncio.gather(*(run(hasty, item) for item in ghosts), return_exceptions=True)
+            assert [type(outcome) for outcome in outcomes] == [CallTimeoutError] * 3
+            await own_nats.restart()
+            await asyncio.wait_for(run(client, do()), 10)
+            assert (await asyncio.wait_for(run(hasty, do()), 10))["reward"] == 1.0
         await settled(client)
     ids = {entry["example_id"] for entry in own_stage.events("start")}
     assert not ids & {item["example_id"] for item in ghosts}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import pytest
 from stage import READY_S, Stage, becomes, do, run, settled
 
-from envbus.bus.messages import Part
+from envbus.bus.messages import Part, WireMessage
 from envbus.errors import BadRequestError, EncodeError, ResultTooLargeError
 
 MIB = 1024 * 1024
@@ -83,10 +84,10 @@ async def test_large_both_ways_is_sent_once(shared: Stage, monkeypatch: pytest.M
         assert client._session is not None
         ask = client._session._large._transfers._ask
 
-        async def counted(server: str, message: object) -> object:
-            if isinstance(message, Part):
+        async def counted(server: str, make: Callable[[], WireMessage]) -> WireMessage:
+            if isinstance(message := make(), Part):
                 sent.append(message.index)
-            return await ask(server, message)  # type: ignore[arg-type]
+            return await ask(server, make)
 
         monkeypatch.setattr(client._session._large._transfers, "_ask", counted)
         text = random_text(3_000_000)
