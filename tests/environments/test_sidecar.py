@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from envbus.demo_model import DemoModel
-from envbus.environments import load_environment
+from envbus.environments import close_clients, load_environment
 from envbus.environments.server_process import describe_end, own_import_paths
 from envbus.environments.sidecar import Sidecar
 from envbus.errors import (
@@ -129,6 +129,29 @@ async def test_environment_start_server_runs_rollouts_elsewhere() -> None:
     assert output["error"] is None
     assert [row["error"] for row in results["outputs"]] == [None] * 4
     assert demo.requests == 5
+
+
+async def test_outputs_over_the_bus_are_those_of_a_local_run() -> None:
+    """Same keys, types and values, but for times and the endpoint's own ids."""
+    env = load_environment("calculator")
+    sampling_args = {"seed": 7}
+    with DemoModel.start() as demo:
+        here = await env.evaluate(config(demo), demo.model, sampling_args, num_examples=3, max_concurrent=1)
+        await env.start_server()
+        there = await env.evaluate(config(demo), demo.model, sampling_args, num_examples=3, max_concurrent=1)
+        await env.close()
+        await close_clients()
+    assert [shape(output) for output in there["outputs"]] == [shape(output) for output in here["outputs"]]
+    same = ("example_id", "prompt", "answer", "info", "reward", "metrics", "stop_condition", "token_usage", "error")
+    for local, remote in zip(here["outputs"], there["outputs"], strict=True):
+        assert {name: remote[name] for name in same} == {name: local[name] for name in same}  # type: ignore[literal-required]
+
+
+def shape(value: object) -> object:
+    """Keys and types of a value, all the way down."""
+    if isinstance(value, dict):
+        return {key: shape(item) for key, item in value.items()}
+    return [shape(item) for item in value] if isinstance(value, list) else type(value).__name__
 
 
 @pytest.mark.parametrize(
