@@ -291,6 +291,11 @@ class Connection:
         """Whether a reply subject is an inbox: servers reply to nothing else."""
         return subject.startswith((*INBOX_PREFIXES, self.options.inbox_prefix + "."))
 
+    @property
+    def has_denials(self) -> bool:
+        """Whether NATS denied anything on this connection."""
+        return len(self._denials) > 0
+
     def denied(self, subject: str) -> str | None:
         """Return what NATS said when it denied this subject, if it did."""
         return self._denials.of(subject)

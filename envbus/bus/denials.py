@@ -18,6 +18,9 @@ class Denials:
         self._inbox = inbox.lower()
         self._texts: dict[str, str] = {}
 
+    def __len__(self) -> int:
+        return len(self._texts)
+
     def note(self, error: str) -> str | None:
         """Take in an error text of the client library; returns the denied subject if it is a denial.
 

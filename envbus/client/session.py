@@ -394,6 +394,8 @@ class Session:
 
     def _end_denied(self) -> None:
         """Jobs whose sends NATS denies to this user would be sent for ever."""
+        if not self._connection.has_denials:
+            return
         for job_id in self._dispatch.pending():
             server = self._jobs[job_id].sent_to
             subject = self._subjects.wait if server is None else self._subjects.server(server)
