@@ -25,6 +25,7 @@ class Answers:
 
     def status(self, check: Check, now: float) -> Status:
         """Say how each of a client's jobs is."""
+        self._jobs.checked(check.client)
         status = Status(server=self._server_id, running=[], unknown=[], done=[], failed=[])
         for job_id in check.jobs:
             job = self._jobs.mentioned(job_id, check.client, now)

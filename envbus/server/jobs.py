@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-PASSED_OVER_S = 30.0
-"""A client asks about all its jobs here every second: one that it passed over for this long is none of its own."""
+PASSED_OVER_CHECKS = 30
+"""A client asks about all its jobs here every second: one that so many checks passed over is none of its own."""
 
 
 class JobState(StrEnum):
@@ -45,6 +45,8 @@ class Job:
     plain: bool = False
     heard_at: float = 0.0
     """When its client last asked about it."""
+    check: int = 0
+    """Which of its client's checks that was."""
     state: JobState = JobState.RECEIVING
     outcome: Any = None
     held_bytes: int = 0
@@ -61,8 +63,8 @@ class Lease:
     heard_at: float
     gone_since: float | None = None
     probed_at: float = 0.0
-    asked_at: float = 0.0
-    """When it last asked how its jobs here are."""
+    checks: int = 0
+    """How often it asked how its jobs here are."""
     jobs: set[str] = field(default_factory=set)
 
 
@@ -138,11 +140,16 @@ class Jobs:
         job = self._jobs.get(job_id)
         return job if job is not None and job.client == client else None
 
+    def checked(self, client: str) -> None:
+        """A client asks how jobs of its own are; each is then mentioned()."""
+        if client in self._leases:
+            self._leases[client].checks += 1
+
     def mentioned(self, job_id: str, client: str, now: float) -> Job | None:
         """Its client asks about a job: return it if it is here and that client's."""
         job = self.owned(job_id, client)
         if job is not None:
-            job.heard_at = self._leases[client].asked_at = now
+            job.heard_at, job.check = now, self._leases[client].checks
         return job
 
     def unfinished(self) -> list[Job]:
@@ -155,9 +162,10 @@ class Jobs:
 
     def add(self, job: Job, now: float) -> None:
         """Take in a job that was admitted."""
+        lease = self._lease(job.client, job.reply, now)
+        lease.jobs.add(job.job)
+        job.heard_at, job.check = now, lease.checks
         self._jobs[job.job] = job
-        job.heard_at = now
-        self._lease(job.client, job.reply, now).jobs.add(job.job)
 
     def heard(self, client: str, inbox: str, now: float) -> None:
         """A client with jobs here sent something."""
@@ -207,7 +215,6 @@ class Jobs:
         """This server was cut off: for that long nobody could have been heard."""
         for lease in self._leases.values():
             lease.heard_at += outage_s
-            lease.asked_at += outage_s
             if lease.gone_since is not None:
                 lease.gone_since += outage_s
         for job in self._jobs.values():
@@ -249,9 +256,9 @@ class Jobs:
     def _not_asked_about(self, lease: Lease, now: float) -> list[Job]:
         """Unfinished jobs of a client that is silent, or that asks only about others: it does not know of these."""
         jobs = (self._jobs[job_id] for job_id in sorted(lease.jobs))
-        silent_since, passed_over_since = now - self._limits.orphan_timeout_s, lease.asked_at - PASSED_OVER_S
-        last_call = max(silent_since, passed_over_since)
-        return [job for job in jobs if job.state is not JobState.DONE and job.heard_at <= last_call]
+        last_call, last_check = now - self._limits.orphan_timeout_s, lease.checks - PASSED_OVER_CHECKS
+        unfinished = (job for job in jobs if job.state is not JobState.DONE)
+        return [job for job in unfinished if job.heard_at <= last_call or job.check <= last_check]
 
     def _is_plain(self, lease: Lease) -> bool:
         return any(self._jobs[job_id].plain for job_id in lease.jobs)

@@ -350,6 +350,7 @@ def test_a_job_that_its_living_client_never_asks_about_is_expired() -> None:
     for second in range(1, 32):
         now = START + second
         jobs.heard("c", "inbox.c", now)
+        jobs.checked("c")
         assert jobs.mentioned("known", "c", now) is not None
         said += jobs.tick(now)
         if said:
@@ -366,3 +367,28 @@ def test_only_its_own_client_keeps_a_job_alive() -> None:
     assert job.heard_at == START
     assert jobs.mentioned("1", "c", START + 5) is job
     assert job.heard_at == START + 5
+
+
+def test_after_a_long_silence_one_word_on_one_job_does_not_expire_the_others() -> None:
+    """A client that was cut off for a minute comes back: a repeated run or a part may arrive before its check."""
+    jobs = Jobs(LIMITS)
+    for name in ("1", "2"):
+        add(jobs, name)
+    for second in range(1, 6):
+        jobs.checked("c")
+        for name in ("1", "2"):
+            jobs.mentioned(name, "c", START + second)
+    back = START + 65
+    jobs.heard("c", "inbox.c", back)
+    jobs.mentioned("1", "c", back)
+    assert jobs.tick(back + 0.25) == []
+
+
+def test_a_new_job_of_a_client_that_has_checked_for_long_is_not_passed_over() -> None:
+    jobs = Jobs(LIMITS)
+    add(jobs, "old")
+    for second in range(1, 100):
+        jobs.checked("c")
+        jobs.mentioned("old", "c", START + second)
+    add(jobs, "new", now=START + 100)
+    assert jobs.tick(START + 100.25) == []
