@@ -41,7 +41,7 @@ async def echo(connection: Connection, subject: str) -> None:
     await connection.subscribe(subject, lambda message: connection.send(message.reply, message.data))
 
 
-async def eventually(condition: Callable[[], bool], timeout_s: float = 10) -> None:
+async def eventually(condition: Callable[[], bool], timeout_s: float = 30) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline

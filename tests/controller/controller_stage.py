@@ -143,7 +143,7 @@ class Operator:
         return answer
 
     async def until(
-        self, condition: Callable[[list[ProcessReport]], bool], *, timeout_s: float = 25
+        self, condition: Callable[[list[ProcessReport]], bool], *, timeout_s: float = 90
     ) -> list[ProcessReport]:
         """Ask until the reports of its processes are as wanted."""
         reports: list[ProcessReport] = []
@@ -194,7 +194,7 @@ def pids(reports: list[ProcessReport]) -> set[int | None]:
     return {report.pid for report in reports}
 
 
-async def wait_until(condition: Callable[[], object], *, timeout_s: float = 25, what: Callable[[], str] = str) -> None:
+async def wait_until(condition: Callable[[], object], *, timeout_s: float = 90, what: Callable[[], str] = str) -> None:
     """Poll something that only another process changes."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -24,7 +24,7 @@ from envbus.bus.subjects import all_beats
 
 HERE = Path(__file__).parent
 ENV_ID = "stage-env"
-READY_S = 15.0
+READY_S = 40.0
 SERVER_SETTINGS: dict[str, Any] = {"beat_interval_s": 0.1, "probe_after_s": 0.5, "orphan_grace_s": 1.0, "grace_s": 10}
 CLIENT_SETTINGS: dict[str, Any] = {
     "check_interval_s": 0.2,
@@ -89,7 +89,7 @@ class ServerProcess:
         finally:
             self.signal(signal.SIGCONT)
 
-    async def exit_code(self, timeout_s: float = 10) -> int:
+    async def exit_code(self, timeout_s: float = 30) -> int:
         return await asyncio.to_thread(self.popen.wait, timeout_s)
 
     def reap(self) -> None:
@@ -171,7 +171,7 @@ class Stage:
         ]
 
     async def event(
-        self, event: str, example_id: Any = None, *, count: int = 1, timeout_s: float = 5
+        self, event: str, example_id: Any = None, *, count: int = 1, timeout_s: float = 20
     ) -> dict[str, Any]:
         """Wait until the ledger has so many of an event; returns the last of them."""
         found: list[dict[str, Any]] = []
@@ -208,7 +208,7 @@ class BeatWatch:
         self.count += 1
         self._came.set()
 
-    async def until(self, condition: Callable[[list[Beat]], bool], *, timeout_s: float = 5) -> list[Beat]:
+    async def until(self, condition: Callable[[list[Beat]], bool], *, timeout_s: float = 20) -> list[Beat]:
         """Wait for beats that fulfil a condition; only beats that came after this call count."""
         self._beats.clear()
         try:
@@ -222,7 +222,7 @@ class BeatWatch:
             raise AssertionError(f"not within {timeout_s} s; last beats: {list(self._beats.values())}") from None
 
 
-async def becomes(condition: Callable[[], bool], *, timeout_s: float = 5, what: str = "") -> None:
+async def becomes(condition: Callable[[], bool], *, timeout_s: float = 20, what: str = "") -> None:
     """Poll something that only another process changes."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -98,7 +98,9 @@ async def test_an_env_that_fails_to_load_is_told_with_its_reason(stage: Stage) -
 async def test_those_who_wait_hear_at_once_that_the_env_cannot_be_loaded(stage: Stage) -> None:
     """P17: waiting for a server, and with a job in line; not after the time for servers to appear."""
     async with stage.client(settings={"no_server_timeout_s": 90.0}) as client, stage.beats() as beats:
+        await client.connect()
         waits = [asyncio.create_task(client.wait_for_server()), asyncio.create_task(run(client, do()))]
+        await becomes(lambda: client._session is not None and client._session._patience._watching)
         server = stage.launch(env_args={"no_such_argument": 1})
         await beats.until(lambda now: now[0].state == "failed", timeout_s=READY_S)
         await server.exit_code()

@@ -63,7 +63,7 @@ async def stage(url: str, prefix: str) -> AsyncIterator[tuple[Operator, Players]
         await client.close()
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline
