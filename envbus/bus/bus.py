@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 from concurrent.futures import Future
@@ -11,6 +12,11 @@ from envbus.bus.address import BusOptions
 from envbus.bus.connection import Connection
 from envbus.bus.thread import BusThread
 from envbus.errors import BusClosedError
+
+log = logging.getLogger("envbus.bus")
+
+CLOSE_TIMEOUT_S = 8
+"""Longer than the bounds of the steps of Connection.close() together."""
 
 _lock = threading.Lock()
 _shared: dict[tuple[int, BusOptions], Bus] = {}
@@ -77,7 +83,7 @@ class Bus:
             raise
 
     def release(self) -> None:
-        """Say that this user is done; the last one closes the connection. Blocks for a few seconds at most."""
+        """Say that this user is done; the last one closes the connection. Blocks for some seconds at most."""
         with _lock:
             self._users -= 1
             if self._users > 0:
@@ -86,6 +92,8 @@ class Bus:
         if self._opening is not None:
             self._opening.cancel()
         try:
-            self.thread.submit(self.connection.close()).result(5)
+            self.thread.submit(self.connection.close()).result(CLOSE_TIMEOUT_S)
+        except TimeoutError:
+            log.warning("NATS at %s: not closed in %d s, dropped", self.options.describe(), CLOSE_TIMEOUT_S)
         finally:
             self.thread.stop()

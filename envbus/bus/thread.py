@@ -7,13 +7,13 @@ neither blocking user code nor a busy caller's loop silences the connection.
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from envbus.bus.loop import BusLoop
 from envbus.errors import BusClosedError
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class BusThread:
     """A daemon thread with an event loop, started at once."""
 
     def __init__(self, name: str = "envbus") -> None:
-        self._loop = _new_loop()
+        self._loop = BusLoop()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
         self.crossing = Crossing(self._loop)
@@ -68,6 +68,7 @@ class BusThread:
         finally:
             self._loop.run_until_complete(self._cancel_all())
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.run_until_complete(self._loop.abort_connections())
             self._loop.close()
 
     async def _cancel_all(self) -> None:
@@ -102,10 +103,3 @@ class BusThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout_s)
 
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    if sys.platform == "win32":
-        return asyncio.new_event_loop()
-    import uvloop
-
-    return uvloop.new_event_loop()

@@ -145,3 +145,25 @@ def test_a_post_to_a_closed_loop_is_dropped() -> None:
     loop.close()
     crossing.post(pytest.fail, "must not run")
     crossing.post(pytest.fail, "must not run")
+
+
+async def test_the_thread_ends_even_if_a_connection_was_left_open() -> None:
+    """uvloop does not close with one, and nats-py leaves one when its close() is cut short."""
+    closed = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+        closed.set()
+
+    kept: list[object] = []
+
+    async def connect(port: int) -> None:
+        kept.append(await asyncio.open_connection("127.0.0.1", port))
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        bus_thread = BusThread()
+        await bus_thread.run(connect(server.sockets[0].getsockname()[1]))
+        await asyncio.to_thread(bus_thread.stop)
+        async with asyncio.timeout(5):
+            await closed.wait()
