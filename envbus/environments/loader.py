@@ -23,6 +23,7 @@ from envbus.errors import (
 )
 
 BUNDLED_PACKAGE = "envbus.environments.bundled"
+TypedArguments = Callable[[Callable[..., Any], dict[str, Any]], dict[str, Any]]
 HOSTABLE_METHODS = ("run_rollout", "run_group", "requires_group_rollouts", "eval_examples", "close")
 
 
@@ -45,12 +46,30 @@ def load_environment(env_id: str, /, **env_args: Any) -> Any:
         EnvArgsError: It does not take these arguments.
         EnvironmentCrashedError: The environment's own code raised or exited.
     """
+    return load_with(env_id, env_args)
+
+
+def load_with(env_id: str, env_args: Mapping[str, Any], *, typed: TypedArguments | None = None) -> Any:
+    """Do what load_environment does, with a say in what the environment's function gets.
+
+    Args:
+        env_id: Name of the environment.
+        env_args: Arguments of its function.
+        typed: Gets that function and the arguments; returns those that it is called with.
+
+    Returns:
+        As load_environment.
+
+    Raises:
+        EnvironmentLoadError: As load_environment.
+    """
     load = _load_function(env_id)
-    _check_arguments(env_id, load, env_args)
-    env = _call_foreign(env_id, "load_environment", lambda: load(**env_args))
+    given = dict(env_args)
+    _check_arguments(env_id, load, given)
+    env = _call_foreign(env_id, "load_environment", lambda: load(**(typed(load, given) if typed else given)))
     if env is None:
         raise EnvironmentCrashedError(f"load_environment of {env_id!r} returned None instead of an environment")
-    for name, value in (("env_id", env_id), ("env_args", env_args)):
+    for name, value in (("env_id", env_id), ("env_args", given)):
         if not getattr(env, name, None):
             with suppress(AttributeError, TypeError):
                 setattr(env, name, value)
@@ -90,14 +109,15 @@ def _has(env: object, name: str) -> bool:
 
 def _module_name(env_id: str) -> str:
     name = env_id.rpartition("/")[2].partition("@")[0].replace("-", "_")
-    if not name.isidentifier():
+    if not all(part.isidentifier() for part in name.split(".")):
         raise EnvironmentNotFoundError(f"{env_id!r} is not the name of an environment; one looks like owner/my-env")
     return name
 
 
 def _load_function(env_id: str) -> Callable[..., Any]:
     name = _module_name(env_id)
-    candidates = [module for module in (name, f"{BUNDLED_PACKAGE}.{name}") if _exists(module)]
+    modules = (name, f"{BUNDLED_PACKAGE}.{name}")
+    candidates = [each for each in modules if _call_foreign(env_id, "import", partial(_exists, each))]
     if not candidates:
         raise EnvironmentNotFoundError(
             f"no environment {env_id!r}: there is no module {name!r} here; install its package, or check the name"

@@ -8,21 +8,25 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from envbus.environments.model_tries import Tries, counted_tries, excerpt
 from envbus.error_chain import ErrorChain
 from envbus.errors import (
     EmptyModelResponseError,
     InvalidModelResponseError,
     ModelError,
+    ModelRateLimitError,
+    ModelServerError,
+    ModelTimeoutError,
+    ModelUnreachableError,
     OverlongPromptError,
     RolloutError,
 )
 from envbus.types import Message, Messages, SamplingArgs, StepTokens, TokenUsage
 
 if TYPE_CHECKING:
+    import openai
     from openai import AsyncOpenAI
 
-MAX_BODY_CHARS = 1_000
-"""How much of an endpoint's answer goes into an error message."""
 OVERLONG_PHRASES = (
     "context length",
     "context_length",
@@ -75,7 +79,11 @@ async def chat(
         OverlongPromptError: Prompt and requested tokens exceed the context length.
         EmptyModelResponseError: Neither text nor tool calls nor reasoning.
         InvalidModelResponseError: Not a chat completion with one choice.
-        ModelError: The endpoint refused, failed or could not be reached; ModelKeyError if there is no key to use.
+        ModelUnreachableError: Every try found no connection, or one that broke.
+        ModelTimeoutError: All tries together took longer than the client's timeout.
+        ModelRateLimitError: The last try got a 429.
+        ModelServerError: The last try got a 5xx, 408 or 409.
+        ModelError: The endpoint refused the request; ModelKeyError if there is no key to use.
     """
     if client is None:
         raise ModelError("this environment calls a model, but the call names no client")
@@ -85,10 +93,11 @@ async def chat(
     arguments = _arguments(sampling_args or {}, known=inspect.signature(create).parameters)
     if tools:
         arguments["tools"] = tools
-    try:
-        raw = await create(model=model, messages=cast(Any, messages), **arguments)
-    except openai.OpenAIError as error:
-        raise _mapped(error, str(client.base_url)) from error
+    with counted_tries() as tries:
+        try:
+            raw = await create(model=model, messages=cast(Any, messages), **arguments)
+        except openai.OpenAIError as error:
+            raise _mapped(error, tries, str(client.base_url)) from error
     return read_completion(raw.content)
 
 
@@ -102,7 +111,7 @@ def read_completion(body: bytes) -> ChatResult:
         response = _without_nulls(json.loads(body))
         return _result(response)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InvalidModelResponseError(f"the endpoint's answer is not a chat completion: {_excerpt(body)}") from error
+        raise InvalidModelResponseError(f"the endpoint's answer is not a chat completion: {excerpt(body)}") from error
 
 
 def _result(response: dict[str, Any]) -> ChatResult:
@@ -182,28 +191,40 @@ def _tokens(response: dict[str, Any], choice: dict[str, Any], *, is_truncated: b
     }
 
 
-def _mapped(error: Exception, base_url: str) -> RolloutError:
+def _mapped(error: Exception, tries: Tries, base_url: str) -> RolloutError:
     import openai
 
+    where = tries.base_url or base_url
     if isinstance(error, openai.APIStatusError):
-        text = error.response.text
-        if error.status_code in (400, 413) and any(phrase in text.lower() for phrase in OVERLONG_PHRASES):
-            return OverlongPromptError(_excerpt(text))
-        return ModelError(f"{base_url} answered {error.status_code} after {_tries(error)}: {_excerpt(text)}")
+        return _refused(error, f"{where} answered {error.status_code} after {_tries(error, tries)}")
+    if isinstance(error.__cause__, RolloutError):  # older versions of the library wrap what is not theirs
+        return error.__cause__
+    if isinstance(error, openai.APITimeoutError):
+        return ModelTimeoutError(f"{where} did not answer in time after {_tries(error, tries)}{tries.last_words}")
     if isinstance(error, openai.APIConnectionError):
-        kind = "did not answer in time" if isinstance(error, openai.APITimeoutError) else "could not be reached"
-        return ModelError(f"{base_url} {kind} after {_tries(error)}")
-    return ModelError(f"the call to {base_url} failed: {_excerpt(repr(ErrorChain(error)))}")
+        return ModelUnreachableError(f"{where} could not be reached after {_tries(error, tries)}{tries.last_words}")
+    return ModelError(f"the call to {where} failed: {excerpt(repr(ErrorChain(error)))}")
 
 
-def _tries(error: Any) -> str:
+def _refused(error: openai.APIStatusError, told: str) -> RolloutError:
+    text, status = error.response.text, error.status_code
+    if status in (400, 413, 422) and any(phrase in text.lower() for phrase in OVERLONG_PHRASES):
+        return OverlongPromptError(excerpt(text))
+    if status == 429:
+        wait = error.response.headers.get("retry-after")
+        asked = f", which asks to wait {wait[:40]}" if wait else ""
+        return ModelRateLimitError(f"{told}{asked}: {excerpt(text)}")
+    if status in (408, 409) or status >= 500:
+        return ModelServerError(f"{told}: {excerpt(text)}")
+    return ModelError(f"{told}: {excerpt(text)}")
+
+
+def _tries(error: Any, tries: Tries) -> str:
+    """Of clients that are not ours only the library's header is known."""
+    if tries.count:
+        return str(tries)
     retries = int(error.request.headers.get("x-stainless-retry-count", 0))
     return f"{retries + 1} tries" if retries else "1 try"
-
-
-def _excerpt(body: bytes | str) -> str:
-    text = body[: 4 * MAX_BODY_CHARS].decode("utf-8", "replace") if isinstance(body, bytes) else body
-    return text if len(text) <= MAX_BODY_CHARS else text[: MAX_BODY_CHARS - 1] + "…"
 
 
 def _without_nulls(value: Any) -> Any:

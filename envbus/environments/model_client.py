@@ -6,18 +6,27 @@ The openai package is imported only when a client is made.
 from __future__ import annotations
 
 import asyncio
-import itertools
+import logging
 import os
 import socket
+import time
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from envbus.environments.circuits import Circuits
 from envbus.errors import ModelKeyError
 from envbus.types import ClientConfig, EndpointConfig
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
+
+    from envbus.environments.endpoint_client import EndpointClient
+
+log = logging.getLogger(__name__)
 
 KeySource = Callable[[EndpointConfig], str]
 NO_KEY = "no-key"
@@ -42,58 +51,103 @@ def environment_key(config: EndpointConfig) -> str:
     return key
 
 
+@dataclass(frozen=True, slots=True)
+class _EndpointHealth:
+    """Passes on how tries at one endpoint end, and logs when it is left out and when it is back."""
+
+    circuits: Circuits
+    name: str
+    base_url: str
+
+    def answered(self) -> None:
+        if self.circuits.answered(self.name):
+            log.info("the model endpoint %s answers again", self.base_url)
+
+    def failed(self) -> None:
+        if self.circuits.failed(self.name, time.monotonic()):
+            log.warning("the model endpoint %s fails: others of its model are used until it answers", self.base_url)
+
+
 class ModelClients:
-    """A bounded cache of model clients.
+    """A bounded cache of model clients, and what is known of their endpoints.
 
     Args:
         key_source: Gives the key for an endpoint, or raises ModelKeyError; asked before every request.
-        max_clients: Past this many the least recently used client is closed.
+        max_clients: Past this many the least recently used client is let go, and closed once no rollout has it.
+        circuits: Which endpoints are left out where there are several.
     """
 
-    def __init__(self, key_source: KeySource = environment_key, *, max_clients: int = MAX_CLIENTS) -> None:
+    def __init__(
+        self,
+        key_source: KeySource = environment_key,
+        *,
+        max_clients: int = MAX_CLIENTS,
+        circuits: Circuits | None = None,
+    ) -> None:
         self._key_source = key_source
         self._max_clients = max_clients
-        self._clients: OrderedDict[tuple[int, str], tuple[asyncio.AbstractEventLoop, AsyncOpenAI]] = OrderedDict()
-        self._rounds: OrderedDict[str, itertools.cycle[EndpointConfig]] = OrderedDict()
+        self._circuits = Circuits() if circuits is None else circuits
+        self._clients: OrderedDict[tuple[int, str], tuple[asyncio.AbstractEventLoop, EndpointClient]] = OrderedDict()
+        self._rounds: OrderedDict[str, int] = OrderedDict()
+        self._let_go: weakref.WeakKeyDictionary[EndpointClient, asyncio.AbstractEventLoop] = weakref.WeakKeyDictionary()
         self._closing: set[asyncio.Task[None]] = set()
 
     def get(self, config: EndpointConfig) -> AsyncOpenAI:
-        """The client for an endpoint in the running loop; of several endpoint_configs the next one's."""
-        endpoint = self._next_endpoint(config)
-        loop = asyncio.get_running_loop()
-        key = (id(loop), endpoint.model_dump_json())
-        entry = self._clients.get(key)
-        if entry is None or entry[0] is not loop:
-            self._forget_closed_loops()
-            self._clients[key] = entry = (loop, self._new_client(endpoint))
-            self._shrink(loop)
-        self._clients.move_to_end(key)
-        return entry[1]
+        """The client for an endpoint in the running loop; of several endpoint_configs the next one's that answers."""
+        if not isinstance(config, ClientConfig):
+            return self._client(config)
+        if not config.endpoint_configs:
+            return self._client(EndpointConfig(**{name: getattr(config, name) for name in EndpointConfig.model_fields}))
+        ring = self._ring(config)
+        client: EndpointClient = self._client(ring[0]).copy()
+        client.clients_in_turn = lambda: self._clients_in_turn(ring)
+        return client
 
     async def close(self) -> None:
         """Close the running loop's clients and forget those of loops that have ended."""
         loop = asyncio.get_running_loop()
-        mine = [key for key, (owner, _) in self._clients.items() if owner is loop]
-        for key in mine:
-            await self._clients.pop(key)[1].close()
+        kept = [key for key, (owner, _) in self._clients.items() if owner is loop]
+        let_go = [client for client, owner in self._let_go.items() if owner is loop]
+        for client in [self._clients.pop(key)[1] for key in kept] + let_go:
+            await client.close()
         self._forget_closed_loops()
         closing = {task for task in self._closing if task.get_loop() is loop}
         await asyncio.gather(*closing, return_exceptions=True)
 
-    def _next_endpoint(self, config: EndpointConfig) -> EndpointConfig:
-        if not isinstance(config, ClientConfig):
-            return config
-        if not config.endpoint_configs:
-            return EndpointConfig(**{name: getattr(config, name) for name in EndpointConfig.model_fields})
-        name = config.model_dump_json()
-        endpoints = self._rounds.setdefault(name, itertools.cycle(config.endpoint_configs))
-        self._rounds.move_to_end(name)
-        if len(self._rounds) > self._max_clients:
-            self._rounds.popitem(last=False)
-        return next(endpoints)
+    def _ring(self, config: ClientConfig) -> Sequence[EndpointConfig]:
+        """All endpoints, from the one that is wanted, or the next in turn, if it is not left out."""
+        endpoints, name, now_s = config.endpoint_configs, config.model_dump_json(), time.monotonic()
+        turn = self._rounds.pop(name, 0)
+        in_turn = [(turn + skip) % len(endpoints) for skip in range(len(endpoints))]
+        first = next((n for n in in_turn if self._circuits.is_due(_name(endpoints[n]), now_s)), turn)
+        if not config.keep_order:
+            self._rounds[name] = (first + 1) % len(endpoints)
+            if len(self._rounds) > self._max_clients:
+                self._rounds.popitem(last=False)
+        return endpoints[first:] + endpoints[:first]
 
-    def _new_client(self, config: EndpointConfig) -> AsyncOpenAI:
+    def _clients_in_turn(self, ring: Sequence[EndpointConfig]) -> list[EndpointClient]:
+        """Whom one call asks: the first that takes it, then those that answer. Where none does, its own alone."""
+        now_s = time.monotonic()
+        first = next((each for each in ring if self._circuits.enter(_name(each), now_s)), ring[0])
+        others = [each for each in ring if each is not first and self._circuits.is_closed(_name(each))]
+        return [self._client(each) for each in (first, *others)]
+
+    def _client(self, endpoint: EndpointConfig) -> EndpointClient:
+        loop = asyncio.get_running_loop()
+        key = (id(loop), _name(endpoint))
+        entry = self._clients.get(key)
+        if entry is None or entry[0] is not loop:
+            self._forget_closed_loops()
+            self._clients[key] = entry = (loop, self._new_client(endpoint))
+            self._shrink()
+        self._clients.move_to_end(key)
+        return entry[1]
+
+    def _new_client(self, config: EndpointConfig) -> EndpointClient:
         import openai
+
+        from envbus.environments.endpoint_client import EndpointClient, EndpointHttpClient
 
         async def key() -> str:
             return self._key_source(config)
@@ -103,9 +157,9 @@ class ModelClients:
             max_connections=config.max_connections, max_keepalive_connections=config.max_keepalive_connections
         )
         timeout = openai.Timeout(config.timeout, connect=config.connect_timeout)
-        # No redirects: they would carry headers and prompts to a host that the caller never named.
-        http_client = openai.DefaultAsyncHttpxClient(timeout=timeout, limits=limits, follow_redirects=False)
-        return openai.AsyncOpenAI(
+        health = _EndpointHealth(self._circuits, _name(config), config.api_base_url)
+        http_client = EndpointHttpClient(config.api_base_url, health, timeout=timeout, limits=limits)
+        client = EndpointClient(
             api_key=key,
             base_url=config.api_base_url,
             timeout=timeout,
@@ -113,18 +167,34 @@ class ModelClients:
             default_headers=config.extra_headers,
             http_client=http_client,
         )
+        weakref.finalize(client, self._close_unused, asyncio.get_running_loop(), http_client).atexit = False
+        return client
 
-    def _shrink(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _shrink(self) -> None:
+        """Let go of the least recently used client; it is closed when the last rollout that has it lets go too."""
         if len(self._clients) > self._max_clients:
-            _, (owner, client) = self._clients.popitem(last=False)
-            if owner is loop:
-                task = loop.create_task(client.close())
-                self._closing.add(task)
-                task.add_done_callback(self._closing.discard)
+            _, (loop, client) = self._clients.popitem(last=False)
+            self._let_go[client] = loop
+
+    def _close_unused(self, loop: asyncio.AbstractEventLoop, http_client: Any) -> None:
+        if http_client.is_closed:
+            return
+        with suppress(RuntimeError):  # the loop has ended, and its connections with it
+            loop.call_soon_threadsafe(self._close_soon, http_client)
+
+    def _close_soon(self, http_client: Any) -> None:
+        task = asyncio.get_running_loop().create_task(http_client.aclose())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     def _forget_closed_loops(self) -> None:
         for key in [key for key, (loop, _) in self._clients.items() if loop.is_closed()]:
             del self._clients[key]
+
+
+def _name(endpoint: EndpointConfig) -> str:
+    """Which endpoint, called how: clients with other settings have other connections and another health."""
+    return endpoint.model_dump_json()
 
 
 _local_clients = ModelClients()

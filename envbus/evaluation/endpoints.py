@@ -9,11 +9,15 @@ from envbus.types import ClientConfig
 
 
 def client_for_example(client: Any, example_index: int) -> Any:
-    """The client for one example: a config of several endpoints is used round robin, anything else as it is."""
-    if not isinstance(client, ClientConfig) or not client.endpoint_configs:
+    """The client for one example: of several endpoints each is the first in turn, and the others are for its failures.
+
+    So all rollouts of an example have the same endpoint. Anything but a config of several is used as it is.
+    """
+    if not isinstance(client, ClientConfig) or not client.endpoint_configs or client.keep_order:
         return client
-    endpoint = client.endpoint_configs[example_index % len(client.endpoint_configs)]
-    return ClientConfig(client_type=client.client_type, **endpoint.model_dump())
+    first = example_index % len(client.endpoint_configs)
+    turned = client.endpoint_configs[first:] + client.endpoint_configs[:first]
+    return client.model_copy(update={"endpoint_configs": turned, "keep_order": True})
 
 
 def describe_base_url(client: Any) -> str:

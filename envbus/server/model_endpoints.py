@@ -1,8 +1,7 @@
-"""Which API keys a server may use and where; makes the model clients of its rollouts.
+"""Which API keys and URLs a server may use; makes the model clients of its rollouts.
 
-A request names a key's environment variable and a base URL. A key goes only
-to an origin that the operator allowed for it. Unset, unknown and mismatched
-get the same refusal, so that a client learns nothing about the environment.
+A key goes only to an origin that the operator allowed for it. Unset, unknown and mismatched get the same
+refusal, so that a client learns nothing about the environment. Loopback URLs of clients elsewhere are refused.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import urlsplit
 
+from envbus.bus.loopback import is_loopback, loopback_id
 from envbus.environments.model_client import NO_KEY, ModelClients
-from envbus.errors import ModelKeyError, UsageError
+from envbus.errors import ModelAddressError, ModelKeyError, UsageError
 from envbus.types import ClientConfig, EndpointConfig
 
 ANY_KEY = "*"
@@ -26,12 +26,14 @@ class KeyPolicy:
     Args:
         allowed: Entries ``"VARIABLE=ORIGIN"``, e.g. ``"OPENAI_API_KEY=https://api.openai.com"``; ``"*"`` allows
             every key everywhere: only for a server that nobody but its own user can reach.
+        server_id: Whose policy it is, for its refusals.
 
     Raises:
         UsageError: An entry is not of that form.
     """
 
-    def __init__(self, allowed: Iterable[str] = ()) -> None:
+    def __init__(self, allowed: Iterable[str] = (), *, server_id: str = "") -> None:
+        self._place = f"server {server_id} on {socket.gethostname()}"
         entries = set(allowed)
         self._allows_all = ANY_KEY in entries
         self._pairs: set[tuple[str, str]] = set()
@@ -54,7 +56,7 @@ class KeyPolicy:
         where = origin(endpoint.api_base_url)
         if not value or not (self._allows_all or (variable, where) in self._pairs):
             raise ModelKeyError(
-                f"the key in {variable} may not be used for {where} by the server on {socket.gethostname()}: "
+                f"the key in {variable} may not be used for {where} by {self._place}: "
                 f"set it there and start the server with --allow-key {variable}={where}, "
                 "or call with api_key_var=None if the endpoint needs no key"
             )
@@ -70,15 +72,47 @@ def origin(url: str) -> str:
 
 
 class ModelEndpoints:
-    """Model clients for a server's rollouts, one per configuration."""
+    """Model clients for a server's rollouts, one per configuration.
 
-    def __init__(self, policy: KeyPolicy) -> None:
+    Args:
+        policy: Which keys may be used.
+        loopback: Which loopback is this server's.
+    """
+
+    def __init__(self, policy: KeyPolicy, *, loopback: str | None = None) -> None:
+        self._policy = policy
+        self._loopback = loopback or loopback_id()
         self._clients = ModelClients(policy.key)
+        self._clients_of_elsewhere = ModelClients(self._key_for_elsewhere)
 
-    def client(self, config: ClientConfig) -> Any:
-        """Return the AsyncOpenAI of a configuration. The key is read, and may be refused, at its first request."""
-        return self._clients.get(config)
+    def client(self, config: ClientConfig, *, loopback: str | None = None) -> Any:
+        """Return the AsyncOpenAI of a configuration. What it may not do is refused at its first request.
+
+        Args:
+            config: Where the model is, and the name of its key.
+            loopback: Whose loopback the URLs mean; None if that is unknown, or of no matter.
+        """
+        is_elsewhere = None not in (loopback, self._loopback) and loopback != self._loopback
+        return (self._clients_of_elsewhere if is_elsewhere else self._clients).get(config)
 
     async def close(self) -> None:
         """Close all clients."""
         await self._clients.close()
+        await self._clients_of_elsewhere.close()
+
+    def _key_for_elsewhere(self, endpoint: EndpointConfig) -> str:
+        url = endpoint.api_base_url
+        if is_loopback(url) and not endpoint.on_server_host:
+            raise ModelAddressError(
+                f"{url} is a loopback URL of the client's host; on {socket.gethostname()}, where this server runs, it "
+                "leads elsewhere: set api_base_url to an address that other hosts reach, such as "
+                f"{_advertised(url)} (the model must listen there, not only on loopback), or set on_server_host=True "
+                "if there is a model beside each server"
+            )
+        return self._policy.key(endpoint)
+
+
+def _advertised(url: str) -> str:
+    parts = urlsplit(url)
+    port = f":{parts.port}" if parts.port is not None else ""
+    return f"{parts.scheme}://HOST{port}{parts.path}"

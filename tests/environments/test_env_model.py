@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
 import threading
@@ -218,8 +219,29 @@ async def test_clients_are_cached_bounded_and_closed(stub: ModelStub) -> None:
     clients.get(stub.config(timeout=2))
     assert clients.get(stub.config()) is not first
 
+    await chat(first, "m", PROMPT)  # a rollout that has it keeps it
     await clients.close()
     assert first.is_closed()
+
+
+async def test_a_client_that_was_let_go_is_closed_with_its_last_user(stub: ModelStub) -> None:
+    """Callers whose settings differ from call to call leave no open connections behind, nor cut others off."""
+    clients = ModelClients(max_clients=1)
+    ring = ClientConfig(endpoint_configs=(EndpointConfig(api_base_url=stub.url, api_key_var=None),))
+    in_use: Any = clients.get(ring)
+    await chat(in_use, "m", PROMPT)
+    connections: Any = in_use._client
+    clients.get(stub.config(timeout=1))
+    gc.collect()
+    assert not connections.is_closed
+    del in_use
+    gc.collect()
+    for _ in range(1000):
+        if connections.is_closed:
+            break
+        await asyncio.sleep(0.01)
+    assert connections.is_closed
+    await clients.close()
 
 
 def test_every_event_loop_has_its_own_client(sync_stub: ModelStub) -> None:

@@ -76,15 +76,15 @@ async def test_an_async_openai_client_works_too(stub: ModelStub) -> None:
     assert output["error"] is None
 
 
-@pytest.mark.parametrize("status", [401, 500])
-async def test_a_model_failure_is_not_a_zero(stub: ModelStub, status: int) -> None:
+@pytest.mark.parametrize(("status", "kind"), [(401, "ModelError"), (500, "ModelServerError")])
+async def test_a_model_failure_is_not_a_zero(stub: ModelStub, status: int, kind: str) -> None:
     """P02: an endpoint that fails gives an error, not an empty answer with reward 0."""
     stub.answer = lambda request: error_reply(status)
 
     output = await rolled(single(), stub)
 
     assert output["reward"] is None
-    assert output["error"]["error"] == "ModelError"
+    assert output["error"]["error"] == kind
     assert output["stop_condition"] == "has_error"
 
 
