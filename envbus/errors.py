@@ -35,7 +35,12 @@ EnvbusError
     ├── ModelError
     │   ├── InvalidModelResponseError
     │   │   └── EmptyModelResponseError
-    │   └── ModelKeyError
+    │   ├── ModelKeyError
+    │   ├── ModelAddressError      a loopback URL of another host
+    │   ├── ModelUnreachableError  no connection, or it broke, in every try
+    │   ├── ModelTimeoutError      no answer within the time for one call
+    │   ├── ModelRateLimitError    429 in every try
+    │   └── ModelServerError       5xx, 408 or 409 in the last try
     ├── OverlongPromptError
     ├── RolloutTimeoutError
     ├── ScoringError
@@ -296,7 +301,7 @@ class RolloutError(EnvbusError):
 
 
 class ModelError(RolloutError):
-    """The model endpoint failed: refused, timed out, or answered with an error."""
+    """The model endpoint failed, or refused the request (4xx)."""
 
     code = "model"
 
@@ -318,6 +323,40 @@ class ModelKeyError(ModelError):
     """This process may not use, or does not have, the API key that the call names."""
 
     code = "model_key"
+
+
+class ModelAddressError(ModelError):
+    """The model's URL is a loopback address of another host than the one that would call it."""
+
+    code = "model_address"
+
+
+class ModelUnreachableError(ModelError):
+    """No connection to the model endpoint, or one that broke, in every try."""
+
+    code = "model_unreachable"
+    retryable = True
+
+
+class ModelTimeoutError(ModelError):
+    """The model endpoint gave no answer within the time for one call, tries and waits counted."""
+
+    code = "model_timeout"
+    retryable = True
+
+
+class ModelRateLimitError(ModelError):
+    """The model endpoint answered 429 in the last try."""
+
+    code = "model_rate_limit"
+    retryable = True
+
+
+class ModelServerError(ModelError):
+    """The model endpoint failed: 5xx, 408 or 409 in the last try."""
+
+    code = "model_server"
+    retryable = True
 
 
 class OverlongPromptError(RolloutError):

@@ -1,12 +1,17 @@
 """Time limits, sizes and counts of clients and servers, each with its default and unit.
 
 Every field can be set by an environment variable: ENVBUS_CLIENT_<FIELD> or
-ENVBUS_SERVER_<FIELD>. Unknown fields are refused.
+ENVBUS_SERVER_<FIELD>. Unknown fields, and variables that no field has, are refused.
 """
 
 from __future__ import annotations
 
-from pydantic import Field
+import difflib
+import os
+import re
+from typing import Self
+
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 KIB = 1024
@@ -23,7 +28,26 @@ PROBE_TIMEOUT_S = 2.0
 """How long a request that only asks (check, info, fetch of a part) waits for its answer."""
 
 
-class ClientSettings(BaseSettings):
+_KUBERNETES = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_\w+)?")
+"""What Kubernetes adds to each container's variables for a service of that name."""
+
+
+class _Settings(BaseSettings):
+    """Refuses variables that set nothing: a limit that is misspelt would never be applied."""
+
+    @model_validator(mode="after")
+    def _no_unknown_variables(self) -> Self:
+        prefix = self.model_config["env_prefix"]
+        fields = {name.upper() for name in type(self).model_fields}
+        for variable in os.environ:
+            field = variable.upper().removeprefix(prefix)
+            if variable.upper().startswith(prefix) and field not in fields and not _KUBERNETES.fullmatch(field):
+                close = difflib.get_close_matches(field, sorted(fields), n=1)
+                raise ValueError(f"no setting {variable}" + (f"; did you mean {prefix}{close[0]}?" if close else ""))
+        return self
+
+
+class ClientSettings(_Settings):
     """Limits of one NATSEnvClient."""
 
     model_config = SettingsConfigDict(env_prefix="ENVBUS_CLIENT_", extra="forbid", frozen=True)
@@ -52,13 +76,15 @@ class ClientSettings(BaseSettings):
     """A larger result ends in ResultTooLargeError."""
     pull_window: int = Field(8, ge=1)
     """Parts asked for and not yet here, over all transfers of this client."""
+    max_undelivered_bytes: int = Field(256 * MIB, gt=0)
+    """Large results pulled and not yet taken by the caller, whose loop may be blocked; others stay on the servers."""
     part_retries: int = Field(5, ge=1)
     """Tries for one part before its transfer fails."""
     close_timeout_s: float = Field(2.0, gt=0)
     """How long close() waits for its cancels to be answered."""
 
 
-class ServerSettings(BaseSettings):
+class ServerSettings(_Settings):
     """Limits of one NATSEnvServer."""
 
     model_config = SettingsConfigDict(env_prefix="ENVBUS_SERVER_", extra="forbid", frozen=True)
@@ -77,7 +103,10 @@ class ServerSettings(BaseSettings):
     hold_results_s: float = Field(600.0, gt=0)
     """How long a result is kept for a client that does not collect it."""
     hold_results_bytes: int = Field(2 * GIB, gt=0)
-    """Memory for results that wait to be collected; over it the oldest are dropped and reported lost."""
+    """Memory for results that wait to be collected; while it is used up, no more jobs are taken (from one client:
+    while half of it is)."""
+    hold_inputs_bytes: int = Field(2 * GIB, gt=0)
+    """Memory for inputs of jobs that run or are still coming in; while it is used up, no more jobs are taken."""
     max_input_bytes: int = Field(256 * MIB, gt=0)
     """A larger input is refused."""
     max_result_bytes: int = Field(1 * GIB, gt=0, le=MAX_BODY_BYTES)

@@ -169,15 +169,17 @@ class EndpointConfig(BaseModel):
     api_base_url: str = "https://api.openai.com/v1"
     api_key_var: str | None = "OPENAI_API_KEY"
     """Environment variable with the key where the model is called; None for an endpoint without keys."""
-    timeout: float = 3600.0
-    """Seconds for one model call."""
-    connect_timeout: float = 5.0
-    """Seconds."""
-    max_connections: int = 1024
-    max_keepalive_connections: int = 256
-    max_retries: int = 5
+    timeout: float = Field(default=3600.0, gt=0, allow_inf_nan=False)
+    """Seconds for one model call, all its tries and the waits between them counted."""
+    connect_timeout: float = Field(default=5.0, gt=0, allow_inf_nan=False)
+    """Seconds for a connection; one that is not made in time is tried again."""
+    max_connections: int = Field(default=1024, ge=1)
+    max_keepalive_connections: int = Field(default=256, ge=0)
+    max_retries: int = Field(default=5, ge=0, le=1000)
     """Tries after the first for connection errors, 408, 409, 429 and 5xx, with jittered backoff."""
     extra_headers: dict[str, str] = Field(default_factory=dict)
+    on_server_host: bool = False
+    """A loopback URL is meant from where each server stands. Else a server on another host refuses to call it."""
 
     @field_validator("extra_headers")
     @classmethod
@@ -193,7 +195,10 @@ class ClientConfig(EndpointConfig):
 
     client_type: Literal["openai_chat_completions"] = "openai_chat_completions"
     endpoint_configs: tuple[EndpointConfig, ...] = ()
-    """Several endpoints of one model, used round robin, one per group; the fields above are then unused."""
+    """Several endpoints of one model, used round robin, one per group, without those that are down; the fields above
+    are then unused."""
+    keep_order: bool = False
+    """Use the first of endpoint_configs that is not down, instead of taking turns."""
 
 
 class RolloutRunner(Protocol):

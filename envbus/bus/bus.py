@@ -9,6 +9,7 @@ import threading
 from concurrent.futures import Future
 
 from envbus.bus.address import BusOptions
+from envbus.bus.bodies import BodyWorkers
 from envbus.bus.connection import Connection
 from envbus.bus.thread import BusThread
 from envbus.errors import BusClosedError
@@ -31,6 +32,7 @@ class Bus:
     def __init__(self, options: BusOptions) -> None:
         self.options = options
         self.thread = BusThread()
+        self.workers = BodyWorkers()
         self._users = 0
         self._key = (os.getpid(), options)
         self._opening: Future[None] | None = None
@@ -97,3 +99,4 @@ class Bus:
             log.warning("NATS at %s: not closed in %d s, dropped", self.options.describe(), CLOSE_TIMEOUT_S)
         finally:
             self.thread.stop()
+            self.workers.stop()

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError
 
+from envbus.bus.loopback import is_loopback, loopback_id
 from envbus.errors import BadRequestError
 from envbus.types import ClientConfig, RolloutInput, SamplingArgs
 
@@ -29,6 +31,8 @@ class Call:
     sampling_args: SamplingArgs | None
     max_retries: int
     state_columns: list[str] | None
+    loopback: str | None = None
+    """Whose loopback the client's URLs mean, where one of them is a loopback URL; see envbus.bus.loopback."""
 
     @property
     def size(self) -> int:
@@ -45,6 +49,9 @@ def call_map(call: Call) -> dict[str, Any]:
         fields["input"] = call.inputs[0]
     if call.client is not None:
         fields["client"] = call.client.model_dump(mode="json", exclude_unset=True)
+        endpoints = call.client.endpoint_configs or (call.client,)
+        if any(is_loopback(each.api_base_url) for each in endpoints) and (here := loopback_id()) is not None:
+            fields["loopback"] = here
     if call.sampling_args:
         fields["sampling_args"] = call.sampling_args
     if call.max_retries:
@@ -78,6 +85,7 @@ def read_call(fields: Mapping[str, Any]) -> Call:
         sampling_args=_typed(fields, "sampling_args", dict, None),
         max_retries=_read_retries(fields),
         state_columns=_read_columns(fields),
+        loopback=_typed(fields, "loopback", str, None),
     )
 
 
@@ -85,10 +93,14 @@ def _read_client(value: Any) -> ClientConfig | None:
     if value is None:
         return None
     try:
-        return ClientConfig.model_validate(value)
+        config = ClientConfig.model_validate(value)
+        config.model_dump_json()
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise BadRequestError(f"client.{'.'.join(str(p) for p in first['loc'])}: {first['msg']}") from error
+    except PydanticSerializationError as error:
+        raise BadRequestError("client: holds text that is no Unicode") from error
+    return config
 
 
 def _typed(fields: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:

@@ -6,19 +6,35 @@ Failures are EncodeError (with the path to the value) and DecodeError, nothing e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import msgpack
 
-from envbus.bus.extensions import MAX_INT_BYTES, pack_foreign, shrink_list, unpack_extension
+from envbus.bus.extensions import MAX_INT_BYTES, unpack_extension
+from envbus.bus.frozen import Frozen, LongList, freeze
+from envbus.bus.pieces import pack_in_pieces
 from envbus.bus.plain import CONTROL_LIMITS, DEFAULT_LIMITS, Limits, join_path, to_plain
 from envbus.errors import DecodeError, EncodeError
 
-__all__ = ["CONTROL_LIMITS", "DEFAULT_LIMITS", "Limits", "decode", "decode_map", "encode", "to_plain"]
+__all__ = [
+    "CONTROL_LIMITS",
+    "DEFAULT_LIMITS",
+    "Frozen",
+    "Limits",
+    "decode",
+    "decode_map",
+    "encode",
+    "encode_frozen",
+    "freeze",
+    "to_plain",
+]
 
 _STR = frozenset({str})
 _SHORT_LIST = 1024
+_PIECE_BYTES = 2**16
+"""Read in one call of C code, which holds the interpreter: a millisecond at most."""
 
 
 def encode(value: Any, *, limits: Limits = DEFAULT_LIMITS) -> bytes:
@@ -27,7 +43,16 @@ def encode(value: Any, *, limits: Limits = DEFAULT_LIMITS) -> bytes:
     Raises:
         EncodeError: Over a limit, two keys that become one, or an integer over 1 KiB.
     """
-    data = _pack(to_plain(value, limits=limits, shrink=shrink_list))
+    return encode_frozen(freeze(value, limits=limits), limits=limits)
+
+
+def encode_frozen(frozen: Frozen, *, limits: Limits = DEFAULT_LIMITS) -> bytes:
+    """Return a frozen value as bytes; whatever its size, other threads go on meanwhile.
+
+    Raises:
+        EncodeError: As `encode`.
+    """
+    data = _pack(frozen)
     if len(data) > limits.max_bytes:
         raise EncodeError(f"{len(data):,} bytes, over the limit of {limits.max_bytes:,} bytes")
     return data
@@ -47,8 +72,9 @@ def decode(data: bytes | bytearray | memoryview, *, limits: Limits = DEFAULT_LIM
     nodes = _Nodes(limits.max_nodes)
     try:
         _check_framing(data, size_bytes)
-        value = msgpack.unpackb(
+        value = _unpack(
             data,
+            size_bytes,
             strict_map_key=True,
             unicode_errors="surrogatepass",
             object_pairs_hook=nodes.on_map,
@@ -76,18 +102,17 @@ def decode_map(data: bytes | bytearray | memoryview, *, limits: Limits = DEFAULT
     return value
 
 
-def _pack(plain: Any) -> bytes:
+def _pack(frozen: Frozen) -> bytes:
     try:
         try:
-            packed: bytes = msgpack.packb(plain, default=pack_foreign)
+            return pack_in_pieces(frozen)
         except UnicodeEncodeError:  # lone surrogates; this way is slower for all other strings
-            packed = msgpack.packb(plain, default=pack_foreign, unicode_errors="surrogatepass")
+            return pack_in_pieces(frozen, unicode_errors="surrogatepass")
     except OverflowError:
-        path = next(_paths(plain, _is_too_long), ())
+        path = next(_paths(frozen.tree, _is_too_long), ())
         raise EncodeError(f"an integer of more than {MAX_INT_BYTES:,} bytes", path=join_path(path)) from None
     except (ValueError, MemoryError) as exc:
         raise EncodeError(f"too large for one message ({exc})") from exc
-    return packed
 
 
 def _is_too_long(value: Any) -> bool:
@@ -97,10 +122,41 @@ def _is_too_long(value: Any) -> bool:
 def _paths(plain: Any, wanted: Callable[[Any], bool]) -> Iterator[tuple[str | int, ...]]:
     if wanted(plain):
         yield ()
-    items = plain.items() if type(plain) is dict else enumerate(plain) if type(plain) is list else ()
-    for key, item in items:
+    for key, item in _items(plain):
         for path in _paths(item, wanted):
             yield key, *path
+
+
+def _items(plain: Any) -> Iterable[tuple[str | int, Any]]:
+    if type(plain) is dict:
+        return plain.items()
+    if type(plain) is LongList:
+        return enumerate(chain.from_iterable(plain.chunks()))
+    return enumerate(plain) if type(plain) is list else ()
+
+
+def _unpack(data: bytes | bytearray | memoryview, size_bytes: int, **options: Any) -> Any:
+    """Unpack a message whose framing was checked."""
+    if size_bytes <= _PIECE_BYTES:
+        return msgpack.unpackb(data, **options)
+    unpacker = msgpack.Unpacker(max_buffer_size=size_bytes, **options)
+    return _fed(unpacker, data, size_bytes, unpacker.unpack)
+
+
+def _fed(unpacker: Any, data: bytes | bytearray | memoryview, size_bytes: int, action: Callable[[], Any]) -> Any:
+    """Feed an unpacker piece by piece until its action is through; between two pieces other threads get their turn.
+
+    Raises:
+        OutOfData: It is not through at the end.
+    """
+    view = memoryview(data)
+    for start in range(0, max(size_bytes, 1), _PIECE_BYTES):
+        unpacker.feed(view[start : start + _PIECE_BYTES])
+        try:
+            return action()
+        except msgpack.OutOfData:
+            if start + _PIECE_BYTES >= size_bytes:
+                raise
 
 
 def _check_framing(data: bytes | bytearray | memoryview, size_bytes: int) -> None:
@@ -109,9 +165,8 @@ def _check_framing(data: bytes | bytearray | memoryview, size_bytes: int) -> Non
     Without it a few nested headers that each declare millions of elements make msgpack allocate all of them.
     """
     unpacker = msgpack.Unpacker(max_buffer_size=max(size_bytes, 1))
-    unpacker.feed(data)
     try:
-        unpacker.skip()
+        _fed(unpacker, data, size_bytes, unpacker.skip)
     except msgpack.OutOfData:
         raise DecodeError("not a well-formed message: it ends too early") from None
     if unpacker.tell() != size_bytes:
@@ -121,26 +176,34 @@ def _check_framing(data: bytes | bytearray | memoryview, size_bytes: int) -> Non
 class _Nodes:
     """Counts containers and map entries as they are built, and refuses keys that we never write."""
 
-    __slots__ = ("count", "limit")
+    __slots__ = ("arrays", "count", "limit")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.count = 0
+        self.arrays = 0
+
+    def _check(self) -> None:
+        if self.count + self.arrays > self.limit:
+            raise DecodeError(f"more than {self.limit:,} containers and keys")
 
     def on_extension(self, code: int, data: bytes) -> Any:
         value = unpack_extension(code, data)
-        return self.on_list(value) if type(value) is list else value
+        if type(value) is list:
+            return self.on_list(value)
+        if type(value) is not int:
+            self.arrays += 1
+            self._check()
+        return value
 
     def on_list(self, items: list[Any]) -> list[Any]:
         self.count += 1
-        if self.count > self.limit:
-            raise DecodeError(f"more than {self.limit:,} containers and keys")
+        self._check()
         return items
 
     def on_map(self, pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
         self.count += 1 + len(pairs)
-        if self.count > self.limit:
-            raise DecodeError(f"more than {self.limit:,} containers and keys")
+        self._check()
         fields = dict(pairs)
         if len(fields) != len(pairs):
             raise DecodeError("a map has the same key twice")

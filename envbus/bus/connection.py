@@ -41,6 +41,8 @@ LOOPBACK_INTERVAL_S = 10.0
 LOOPBACK_TIMEOUT_S = 10.0
 INBOX_TIMEOUT_S = 2.0
 LEAVE_TIMEOUT_S = 5.0
+MAX_UNSENT_BYTES = 128 * 1024 * 1024
+"""What may wait to be sent by send(): nobody asks faster than NATS takes answers, but a flood."""
 DEFAULT_MAX_PAYLOAD = 1024 * 1024
 INBOX_PREFIXES = ("_INBOX.", "_INBOX_", "_R_.")
 """How reply subjects begin: of clients, of clients with a prefix of their own, and mapped between accounts."""
@@ -76,6 +78,8 @@ class ConnectionStats:
     slow_consumers: int = 0
     errors: int = 0
     outage_s: float = 0.0
+    dropped: int = 0
+    """Messages that were not sent as too much waited already."""
 
 
 @dataclass(slots=True, eq=False)
@@ -195,6 +199,11 @@ class Connection:
         """Bytes that one message may have, headers counted; read from the live connection."""
         return self._client.max_payload if self._client is not None else DEFAULT_MAX_PAYLOAD
 
+    @property
+    def node(self) -> str | None:
+        """Id of the NATS server at the other end, or of the last one."""
+        return self._client._server_info.get("server_id") if self._client is not None else None
+
     def listen(self, listener: Listener) -> None:
         """Tell this listener of outages."""
         self._listeners.append(listener)
@@ -232,8 +241,18 @@ class Connection:
         return True
 
     def send(self, subject: str, data: bytes, *, reply: str = "") -> None:
-        """Publish soon, in order, from code that cannot wait; dropped if the connection is down by then."""
-        self._outbox.put(subject, data, reply)
+        """Publish soon, in order, from code that cannot wait; dropped if the connection is down, or too slow."""
+        if self.unsent_bytes + len(data) <= MAX_UNSENT_BYTES:
+            self._outbox.put(subject, data, reply)
+            return
+        if not self.stats.dropped:
+            log.error("NATS takes messages too slowly: %d bytes wait, further ones are dropped", self.unsent_bytes)
+        self.stats.dropped += 1
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of messages that wait to be sent."""
+        return self._outbox.queued_bytes + (self._client.pending_data_size if self._client is not None else 0)
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
         """Send a request and return its one reply.
@@ -299,6 +318,17 @@ class Connection:
     def denied(self, subject: str) -> str | None:
         """Return what NATS said when it denied this subject, if it did."""
         return self._denials.of(subject)
+
+    async def check_allowed(self, *subjects: str) -> None:
+        """Wait until NATS has judged the subscriptions made so far.
+
+        Raises:
+            BusPermissionError: It denied one of these subjects to this user.
+        """
+        await self._hears_itself(INBOX_TIMEOUT_S)
+        for subject in subjects:
+            if denied := self.denied(subject):
+                raise BusPermissionError(denied)
 
     # ---- nats-py
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
-from envbus.bus.messages import Id, WireMessage
+from envbus.bus.messages import Count, Id, Int, WireMessage
 
 MAX_REPLICAS = 1_000
 """Servers of one env on one controller."""
@@ -19,13 +19,13 @@ class ProcessReport(BaseModel):
 
     server: Id
     env: str
-    slot: int
+    slot: Int
     """Its place among the env's replicas on this controller, from 0."""
-    generation: int
+    generation: Int
     """Raised by every rolling restart."""
-    pid: int | None
+    pid: Int | None
     state: Literal["starting", "running", "suspect", "stuck", "draining", "backoff", "failed", "ended"]
-    restarts: int = 0
+    restarts: Int = 0
     last_exit: str | None = None
     """Exit code or signal name of the last process in this place, and its last log lines."""
     log_file: str | None = None
@@ -40,7 +40,7 @@ class EnvReport(BaseModel):
 
     env: str
     env_id: str
-    replicas: int
+    replicas: Int
     """Wanted on this controller."""
     autoscale: bool = False
     failed: str | None = None
@@ -53,12 +53,12 @@ class ControllerBeat(WireMessage):
     kind = "controller_beat"
     controller: Id
     host: str
-    pid: int
+    pid: Int
     version: str
     started_at: float
     """Seconds since the epoch."""
-    envs: list[EnvReport] = Field(default_factory=list)
-    processes: list[ProcessReport] = Field(default_factory=list)
+    envs: Annotated[list[EnvReport], FailFast()] = Field(default_factory=list)
+    processes: Annotated[list[ProcessReport], FailFast()] = Field(default_factory=list)
     interval_s: float = 1.0
 
 
@@ -96,7 +96,7 @@ class LogsRequest(WireMessage):
     server: str
     """Server id, or any prefix of it that is unique."""
     lines: int = Field(100, ge=1, le=5_000)
-    after: int | None = None
+    after: Count | None = None
     """Byte offset to go on from; None: the last ``lines``."""
 
 
@@ -105,6 +105,6 @@ class LogLines(WireMessage):
 
     kind = "log_lines"
     server: str
-    lines: list[str]
-    next: int
+    lines: Annotated[list[str], FailFast()]
+    next: Int
     """Offset to ask for what comes after these."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import nats.errors
-from nats.aio.client import Client, Server
+from nats.aio.client import Client, Server, Srv
 
 from envbus.bus.address import BusOptions
 from envbus.errors import BusAuthError, BusUnreachableError
@@ -21,11 +21,14 @@ from envbus.errors import BusAuthError, BusUnreachableError
 PING_INTERVAL_S = 5
 MAX_PINGS_OUT = 2
 RECONNECT_MAX_S = 4.0
+RETURN_S = 2.0
 CLOSE_TIMEOUT_S = 2
 ATTEMPT_TIMEOUT_S = 5.0
 PENDING_BYTES = 64 * 1024 * 1024
 """What may wait to be written to the socket."""
-FIRST_ERRORS = (TimeoutError, nats.errors.Error, OSError, ValueError)
+NONSENSE_ERRORS = (ValueError, TypeError, AttributeError, LookupError)
+"""What nats-py raises at a greeting that is none of NATS."""
+FIRST_ERRORS = (TimeoutError, nats.errors.Error, OSError, *NONSENSE_ERRORS)
 
 
 class Dialer:
@@ -56,15 +59,18 @@ class Dialer:
         self._errors: list[Exception] = []
         self._hopeless = asyncio.Event()
         self._tries = 0
+        self._failures = 0
+        self._schemes = {server.partition(":")[0] for server in options.servers}
+        self._client: _SturdyClient | None = None
 
     async def dial(self, timeout_s: float) -> Client:
-        """Return a connected client.
+        """Return a connected client: to one of the address's servers, or of those that they told of.
 
         Raises:
             BusAuthError: The credentials were refused.
             BusUnreachableError: No server answered in time, or none that is NATS.
         """
-        client = Client()
+        client = _SturdyClient(self._discovered)
         handed_over = False
 
         async def closed() -> None:
@@ -72,6 +78,7 @@ class Dialer:
                 await self._on_closed()
 
         self._errors.clear()
+        self._failures = 0
         self._hopeless.clear()
         try:
             async with asyncio.timeout(timeout_s):
@@ -83,6 +90,7 @@ class Dialer:
             await close_client(client)
             raise
         handed_over = True
+        self._client = client
         return client
 
     def connected(self) -> None:
@@ -120,7 +128,8 @@ class Dialer:
 
     async def _note_error(self, error: Exception) -> None:
         self._errors.append(error)
-        if _is_refusal(error) or len(self._errors) >= len(self._options.servers):
+        self._failures += 1
+        if _is_refusal(error) or self._failures >= len(self._options.servers) + len(self._discovered):
             self._hopeless.set()
         del self._errors[:-8]
         self._on_error(error)
@@ -130,12 +139,62 @@ class Dialer:
             return BusAuthError(
                 f"NATS at {self._options.describe()} refused the credentials; check user, password, token or creds"
             )
+        if isinstance(error, NONSENSE_ERRORS):
+            return BusUnreachableError("what answers there does not speak NATS; check the port")
         cause = self._errors[-1] if self._errors else error
         return BusUnreachableError(str(cause) or type(cause).__name__)
 
     def _choose_server(self, servers: list[Server], info: dict[str, Any]) -> tuple[Server, float]:
+        """Those that failed least often first, so that each is tried before one is tried again."""
         self._tries += 1
-        return random.choice(servers), backoff_s(self._tries)
+        # nats-py takes the cluster's WebSocket ports for ports of plain NATS.
+        usable = [server for server in servers if server.uri.scheme in self._schemes]
+        fewest = min(server.reconnects for server in usable)
+        return random.choice([one for one in usable if one.reconnects == fewest]), backoff_s(self._tries)
+
+    @property
+    def _discovered(self) -> list[Srv]:
+        """Servers of the cluster that the last client was told of: the address's own may be gone for good."""
+        pool = self._client._server_pool if self._client is not None else []
+        return [server for server in pool if server.discovered and server.uri.scheme in self._schemes]
+
+
+class _SturdyClient(Client):
+    """Reads on after a message that anybody may send and that nats-py 2.16 stops reading at, for good.
+
+    Args:
+        discovered: More servers to connect to, beside those of the address.
+    """
+
+    def __init__(self, discovered: Iterable[Srv]) -> None:
+        super().__init__()
+        self._discovered = [Srv(server.uri, discovered=True, tls_name=server.tls_name) for server in discovered]
+
+    async def _process_pong(self) -> None:
+        # The wait for this one may have timed out: to set its result then would end the reading.
+        if self._pongs and self._pongs[0].done():
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()
+
+    def _setup_server_pool(self, connect_url: list[str]) -> None:
+        super()._setup_server_pool(connect_url)
+        self._server_pool += self._discovered
+
+    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
+        try:
+            found: dict[str, str] | None = await super()._process_headers(headers)
+        except (IndexError, ValueError):
+            return None
+        return found
+
+    def _build_message(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> object:
+        return super()._build_message(sid, _as_utf8(subject), _as_utf8(reply), data, headers)
+
+
+def _as_utf8(subject: bytes) -> bytes:
+    return subject.decode("utf-8", "replace").encode()
 
 
 async def close_client(client: Client) -> None:
@@ -148,6 +207,11 @@ async def close_client(client: Client) -> None:
 def backoff_s(tries: int) -> float:
     """Return seconds to wait before the next try: doubling from 0.1 s, jittered, bounded."""
     return random.uniform(0.5, 1.0) * min(RECONNECT_MAX_S, 0.1 * 2.0 ** min(tries - 1, 10))
+
+
+def return_after_s(outage_s: float) -> float:
+    """Return for how long after an outage others may still be away: their last pause between two tries, and more."""
+    return min(outage_s, RECONNECT_MAX_S) + RETURN_S
 
 
 def _is_refusal(error: BaseException) -> bool:

@@ -9,6 +9,8 @@ import math
 import struct
 import sys
 from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import countOf
 from typing import Any
 
 import msgpack
@@ -31,9 +33,9 @@ MAX_INT_BYTES = 1024
 PACKED_LIST_MIN = 4096
 """Lists of ints or floats of this length and more travel packed: several times faster to decode."""
 
-_CHUNK = 2**15
-"""Elements handled in one call of C code that holds the GIL: about a millisecond."""
-_INT_CODES = ("b", "i", "q")
+_CHUNK = 2**13
+"""Elements handled in one call of C code that holds the GIL: less than a millisecond."""
+_CODES: dict[type, tuple[str, ...]] = {int: ("b", "i", "q"), float: ("d",)}
 _ITEM_BYTES = {"b": 1, "i": 4, "q": 8, "d": 8}
 
 
@@ -45,25 +47,54 @@ def pack_foreign(value: Any) -> msgpack.ExtType:
     """
     if isinstance(value, int):
         return msgpack.ExtType(BIG_INT, _int_bytes(value))
-    dtype = value.dtype.name.encode()
-    head = struct.pack(f"<B{len(dtype)}sB{value.ndim}Q", len(dtype), dtype, value.ndim, *value.shape)
-    return msgpack.ExtType(NDARRAY, b"".join((head, value.data)))
+    return msgpack.ExtType(NDARRAY, b"".join((array_head(value), value.data)))
 
 
-def shrink_list(items: list[Any] | tuple[Any, ...]) -> msgpack.ExtType | None:
-    """Return a long list of only ints or only floats as a packed list, None for any other."""
-    if len(items) < PACKED_LIST_MIN:
-        return None
-    kind = type(items[0])
-    for code in ("d",) if kind is float else _INT_CODES if kind is int else ():
+def packed_numbers(chunks: Callable[[], Iterable[Sequence[Any]]]) -> list[bytes] | None:
+    """Return a list of only ints or only floats as the content of a packed list, in pieces; None for any other.
+
+    Args:
+        chunks: Returns the list's items, chunk by chunk; may be called again.
+    """
+    kind = type(next(iter(chunks()))[0])
+    for code in _CODES.get(kind, ()):
         try:
-            parts = [_packed(code, kind, items[start : start + _CHUNK]) for start in range(0, len(items), _CHUNK)]
-        except OverflowError:
+            return [code.encode(), *(_packed(code, kind, chunk) for chunk in chunks())]
+        except struct.error:  # out of range
             continue
         except TypeError:
             return None
-        return msgpack.ExtType(PACKED_LIST, b"".join((code.encode(), *parts)))
     return None
+
+
+def in_chunks(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Cut a list so that no call of C code for a chunk holds the interpreter for a millisecond."""
+    return (items[start : start + _CHUNK] for start in range(0, len(items), _CHUNK))
+
+
+def _packed(code: str, kind: type, chunk: Sequence[Any]) -> bytes:
+    if countOf(map(type, chunk), kind) != len(chunk):
+        raise TypeError("not all of one type")
+    return struct.pack(f"<{len(chunk)}{code}", *chunk)
+
+
+def extension_head(code: int, size_bytes: int) -> bytes:
+    """Return what msgpack writes before the content of an extension of 256 bytes and more.
+
+    Raises:
+        ValueError: More than msgpack can carry.
+    """
+    if size_bytes >= 2**32:
+        raise ValueError(f"an extension of {size_bytes:,} bytes")
+    if size_bytes >= 2**16:
+        return struct.pack(">BIb", 0xC9, size_bytes, code)
+    return struct.pack(">BHb", 0xC8, size_bytes, code)
+
+
+def array_head(array: Any) -> bytes:
+    """Return what comes before the elements of an array."""
+    dtype = array.dtype.name.encode()
+    return struct.pack(f"<B{len(dtype)}sB{array.ndim}Q", len(dtype), dtype, array.ndim, *array.shape)
 
 
 def unpack_extension(code: int, data: bytes) -> Any:
@@ -97,12 +128,6 @@ def _packed_list(data: bytes) -> list[Any]:
         part = array(code, data[start : start + _CHUNK * item_bytes])
         numbers += _little_endian(part).tolist()
     return numbers
-
-
-def _packed(code: str, kind: type[int] | type[float], items: list[Any] | tuple[Any, ...]) -> bytes:
-    if set(map(type, items)) != {kind}:
-        raise TypeError("not all of one type")
-    return _little_endian(array(code, items)).tobytes()
 
 
 def _little_endian(numbers: array[Any]) -> array[Any]:

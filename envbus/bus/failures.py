@@ -7,6 +7,7 @@ from envbus.errors import CallError, EnvbusError, RemoteError
 
 MAX_TEXT = 2000
 """Characters of a message that cross the bus."""
+MAX_CAUSES = 10
 _CALL_ERRORS: dict[str, type[CallError]] = {cls.code: cls for cls in CallError.__subclasses__()}
 
 
@@ -29,13 +30,14 @@ def to_failure(
 def from_failure(failure: Failure) -> CallError:
     """Return the error that a Failure describes, as the type with its code, else RemoteError."""
     cls = _CALL_ERRORS.get(failure.code, RemoteError)
-    message = failure.message
-    if cls is RemoteError and failure.causes:
-        message = f"{failure.causes[0][0]}: {message}"
+    message = _bounded(failure.message)
+    causes = tuple((_bounded(kind), _bounded(text)) for kind, text in failure.causes[:MAX_CAUSES])
+    if cls is RemoteError and causes:
+        message = f"{causes[0][0]}: {message}"
     return cls(
         message,
-        origin=failure.origin or failure.server or "server",
-        causes=tuple(failure.causes),
+        origin=_bounded(failure.origin or failure.server or "server"),
+        causes=causes,
         retryable=failure.retryable,
     )
 
@@ -49,7 +51,7 @@ def _code(error: BaseException) -> str:
 def _causes(error: BaseException) -> list[tuple[str, str]]:
     chain: list[tuple[str, str]] = []
     current: BaseException | None = error
-    while current is not None and len(chain) < 10:
+    while current is not None and len(chain) < MAX_CAUSES:
         chain.append((type(current).__name__, _text(current)))
         current = current.__cause__
     return chain
@@ -60,5 +62,9 @@ def _text(error: BaseException) -> str:
         text = str(error)
     except Exception:  # noqa: BLE001 - foreign code; the type name is all that is left
         text = "unprintable error"
-    text = text.encode("utf-8", "backslashreplace").decode()
+    return _bounded(text)
+
+
+def _bounded(text: str) -> str:
+    text = text[: MAX_TEXT + 1].encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"

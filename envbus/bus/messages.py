@@ -7,10 +7,11 @@ fields are ignored; an unknown version is refused by name. See docs/protocol.md.
 
 from __future__ import annotations
 
+import re
 import reprlib
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from envbus.bus.codec import Limits, decode_map, encode
 from envbus.errors import BadRequestError, DecodeError, ProtocolVersionError
@@ -21,7 +22,19 @@ WIRE_LIMITS = Limits(max_bytes=64 * 1024 * 1024, max_depth=64, max_nodes=1_000_0
 
 Id = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]
 """A job, client or server id: ``secrets.token_hex(16)`` of ours, any such token of others."""
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 Encoding = Literal["", "zstd"]
+INT64_MAX = 2**63 - 1
+Int = Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)]
+Count = Annotated[int, Field(ge=0, le=INT64_MAX)]
+# Without these two, the list of what is wrong with a million wrong items takes 500 MB and stops the bus thread.
+Ids = Annotated[list[Id], FailFast()]
+MAX_WAITING = 2**31 - 1
+"""Jobs that one client may say wait: sums of these are still numbers that all can read."""
+MAX_ENTRIES = 1_000
+"""Of a map that is not bounded otherwise."""
+Counts = Annotated[dict[str, Int], Field(max_length=MAX_ENTRIES)]
+Texts = Annotated[dict[str, str], Field(max_length=MAX_ENTRIES)]
 
 
 _KINDS: dict[str, type[WireMessage]] = {}
@@ -43,15 +56,15 @@ class Parts(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    size: int = Field(ge=0)
+    size: Count
     """Bytes of the encoded body."""
-    parts: int = Field(ge=1)
-    part_bytes: int = Field(ge=1)
+    parts: int = Field(ge=1, le=INT64_MAX)
+    part_bytes: int = Field(ge=1, le=INT64_MAX)
     """Bytes of each part but the last."""
-    checksum: int = Field(ge=0)
+    checksum: Count
     """CRC-32 of the encoded body."""
     encoding: Encoding = ""
-    raw_size: int = Field(ge=0)
+    raw_size: Count
     """Bytes after decompression."""
 
 
@@ -63,7 +76,7 @@ class Run(WireMessage):
 
     kind = "run"
     job: Id
-    attempt: int = Field(ge=1)
+    attempt: int = Field(ge=1, le=INT64_MAX)
     client: Id
     call: Literal["rollout", "group"]
     size: int = Field(ge=1, le=100_000)
@@ -85,7 +98,7 @@ class Part(WireMessage):
     kind = "part"
     job: Id
     client: Id
-    index: int = Field(ge=0)
+    index: Count
     data: bytes
 
 
@@ -94,7 +107,7 @@ class Check(WireMessage):
 
     kind = "check"
     client: Id
-    jobs: list[Id]
+    jobs: Ids
 
 
 class Fetch(WireMessage):
@@ -103,7 +116,7 @@ class Fetch(WireMessage):
     kind = "fetch"
     client: Id
     job: Id
-    index: int = Field(ge=0)
+    index: Count
 
 
 class Cancel(WireMessage):
@@ -111,7 +124,7 @@ class Cancel(WireMessage):
 
     kind = "cancel"
     client: Id
-    jobs: list[Id]
+    jobs: Ids
 
 
 class Done(WireMessage):
@@ -119,7 +132,7 @@ class Done(WireMessage):
 
     kind = "done"
     client: Id
-    jobs: list[Id]
+    jobs: Ids
 
 
 class Wait(WireMessage):
@@ -127,8 +140,8 @@ class Wait(WireMessage):
 
     kind = "wait"
     client: Id
-    n: int = Field(ge=0)
-    priority: int = 0
+    n: int = Field(ge=0, le=MAX_WAITING)
+    priority: Int = 0
     fingerprint: str | None = None
     """Only servers with this one may grant."""
 
@@ -151,7 +164,7 @@ class ExamplesRequest(WireMessage):
     """A page of the eval set."""
 
     kind = "examples"
-    start: int = Field(0, ge=0)
+    start: Count = 0
     count: int = Field(100, ge=1, le=10_000)
 
 
@@ -171,8 +184,10 @@ class Accepted(WireMessage):
 
     kind = "accepted"
     job: Id
-    attempt: int
+    attempt: Int
     server: Id
+    node: Id | None = None
+    """Id of the NATS server that it is connected to."""
 
 
 class Busy(WireMessage):
@@ -180,7 +195,7 @@ class Busy(WireMessage):
 
     kind = "busy"
     job: Id
-    attempt: int
+    attempt: Int
     server: Id
     reason: Literal["full", "draining", "fingerprint"] = "full"
 
@@ -190,7 +205,7 @@ class Result(WireMessage):
 
     kind = "result"
     job: Id
-    attempt: int
+    attempt: Int
     server: Id
     encoding: Encoding = ""
     body: bytes
@@ -201,7 +216,7 @@ class Announce(WireMessage):
 
     kind = "announce"
     job: Id
-    attempt: int
+    attempt: Int
     server: Id
     parts: Parts
 
@@ -211,13 +226,18 @@ class Failure(WireMessage):
 
     kind = "failure"
     job: Id | None = None
-    attempt: int = 0
+    attempt: Int = 0
     server: Id | None = None
     code: str
     message: str
     retryable: bool = False
     origin: str = ""
-    causes: list[tuple[str, str]] = []
+    causes: Annotated[list[tuple[str, str]], FailFast()] = []
+
+    @property
+    def sender(self) -> str | None:
+        """The server that speaks: ``server``, or ``origin`` if that is the id of one."""
+        return self.server or (self.origin if _ID.fullmatch(self.origin) else None)
 
 
 class Status(WireMessage):
@@ -225,11 +245,13 @@ class Status(WireMessage):
 
     kind = "status"
     server: Id
-    running: list[Id] = []
-    unknown: list[Id] = []
-    done: list[Id] = []
+    node: Id | None = None
+    """Id of the NATS server that it is connected to."""
+    running: Ids = []
+    unknown: Ids = []
+    done: Ids = []
     """To be fetched: ask for part 0, whose answer tells how many there are."""
-    failed: list[Failure] = []
+    failed: Annotated[list[Failure], FailFast()] = []
 
 
 class PartReply(WireMessage):
@@ -237,7 +259,7 @@ class PartReply(WireMessage):
 
     kind = "part_reply"
     job: Id
-    index: int
+    index: Int
     data: bytes
     parts: Parts
     """What the whole is."""
@@ -270,22 +292,22 @@ class Info(WireMessage):
     env_id: str
     env_args: dict[str, Any] = {}
     fingerprint: str
-    versions: dict[str, str] = {}
+    versions: Texts = {}
     requires_group_rollouts: bool | None = None
     """None while loading."""
-    num_eval_examples: int | None = None
-    max_concurrent: int
-    max_input_bytes: int
-    max_result_bytes: int
-    protocol: int = PROTOCOL_VERSION
+    num_eval_examples: Int | None = None
+    max_concurrent: Int
+    max_input_bytes: Int
+    max_result_bytes: Int
+    protocol: Int = PROTOCOL_VERSION
 
 
 class ExamplesPage(WireMessage):
     """A page of the eval set."""
 
     kind = "examples_page"
-    total: int
-    start: int
+    total: Int
+    start: Int
     body: bytes
     """A msgpack map ``{"examples": [...]}``; fewer than asked for when they would not fit on one message."""
 
@@ -324,49 +346,53 @@ class Beat(WireMessage):
     state: Literal["loading", "ready", "full", "draining", "stopping", "failed"]
     error: str | None = None
     host: str
-    pid: int
+    pid: Int
     started_at: float
     """Seconds since the epoch."""
-    slots: int
-    in_flight: int
-    waiting_clients: int
-    waiting_jobs: int
-    held_results: int
-    held_bytes: int
-    done: int
-    failed: int
-    cancelled: int
-    busy: int
+    slots: Int
+    in_flight: Int
+    waiting_clients: Int
+    waiting_jobs: Int
+    held_results: Int
+    held_bytes: Int
+    short_of_memory: bool = False
+    """No work is taken until results are collected or inputs are done with; ``state`` is then full."""
+    done: Int
+    failed: Int
+    cancelled: Int
+    busy: Int
     loop_lag_s: float
     """How long the env's loop took to answer, or has not answered yet."""
     oldest_job_s: float
-    rss_bytes: int
-    versions: dict[str, str]
+    rss_bytes: Int
+    versions: Texts
     env_id: str
     fingerprint: str
     interval_s: float
     controller: str | None = None
     """The controller that launched it."""
-    failed_by_type: dict[str, int] = {}
-    waiting_by_client: dict[str, int] = {}
+    failed_by_type: Counts = {}
+    waiting_by_client: Counts = {}
     """First 8 digits of a client's id → jobs that it said wait; at most 20 clients."""
-    recent: list[RecentRollout] = []
+    recent: Annotated[list[RecentRollout], FailFast()] = []
     """At most 5."""
-    jobs: int = 0
+    jobs: Int = 0
     """Jobs taken so far; a group is one job."""
-    retried: int = 0
+    retried: Int = 0
     """Jobs taken that another server had before: attempts that were lost or stalled."""
-    repeated: int = 0
+    repeated: Int = 0
     """Times that a client sent a job again which was here already."""
-    orphaned: int = 0
+    orphaned: Int = 0
     """Jobs dropped because their client was gone."""
-    lost_results: int = 0
+    lost_results: Int = 0
     """Held results that were dropped before their client had them."""
-    received_bytes: int = 0
+    unconfirmed_results: Int = 0
+    """Held results that were let go while memory was short: their client was sent them and asked no more."""
+    received_bytes: Int = 0
     """Bytes of inputs, as they travelled."""
-    sent_bytes: int = 0
+    sent_bytes: Int = 0
     """Bytes of results, as they travelled."""
-    duration_counts: list[int] = []
+    duration_counts: Annotated[list[Int], FailFast()] = []
     """Rollouts by duration: one count per bound of DURATION_BOUNDS_S, and one for what is over the last."""
     duration_sum_s: float = 0.0
     sent_at: float | None = None
@@ -404,7 +430,7 @@ def read_map(data: bytes) -> dict[str, Any]:
     """
     fields = decode_map(data, limits=WIRE_LIMITS)
     version = fields.get("v", PROTOCOL_VERSION)
-    if version != PROTOCOL_VERSION:
+    if type(version) is not int or version != PROTOCOL_VERSION:
         raise ProtocolVersionError(
             f"the message has protocol version {reprlib.repr(version)}, this side speaks {PROTOCOL_VERSION}; "
             "upgrade the older side"

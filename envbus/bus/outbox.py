@@ -24,10 +24,12 @@ class Outbox:
         self._messages: deque[tuple[str, bytes, str]] = deque()
         self._filled = asyncio.Event()
         self._empty = asyncio.Event()
+        self.queued_bytes = 0
 
     def put(self, subject: str, data: bytes, reply: str) -> None:
         """Send a message soon. Never blocks."""
         self._messages.append((subject, data, reply))
+        self.queued_bytes += len(data)
         self._empty.clear()
         self._filled.set()
 
@@ -38,10 +40,13 @@ class Outbox:
             self._filled.clear()
             while self._messages:
                 subject, data, reply = self._messages.popleft()
+                self.queued_bytes -= len(data)
                 try:
                     await self._publish(subject, data, reply)
                 except BusError as error:
                     log.error("a message to %s was not sent: %s", subject, error)
+                except Exception:
+                    log.exception("a message to %s was not sent", subject)
             self._empty.set()
 
     async def emptied(self, *, timeout_s: float) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from envbus.bus.foreign import SCALARS, is_plain_array, plain_key, recursion_mark, simplify
 from envbus.errors import EncodeError
@@ -23,7 +23,7 @@ class Limits:
     max_depth: int = 64
     """Containers inside one another; the outermost is 1."""
     max_nodes: int = 2**23
-    """Containers and map entries together. Scalars in lists are bounded by ``max_bytes`` alone."""
+    """Containers, arrays and map entries together. Scalars in lists are bounded by ``max_bytes`` alone."""
 
 
 DEFAULT_LIMITS = Limits()
@@ -33,23 +33,30 @@ CONTROL_LIMITS = Limits(max_bytes=2**20, max_depth=16, max_nodes=2**16)
 
 _STR = frozenset({str})
 
-Shrink = Callable[[list[Any] | tuple[Any, ...]], Any]
-"""Returns what takes a list's place, or None to leave it."""
+T = TypeVar("T")
 
 
-def to_plain(value: Any, *, limits: Limits = DEFAULT_LIMITS, shrink: Shrink | None = None) -> Any:
+def to_plain(value: Any, *, limits: Limits = DEFAULT_LIMITS) -> Any:
     """Return ``value`` as None, bool, int, float, str, bytes, list, dict with str keys, or numpy array.
 
     Args:
         value: Anything. A kind that has no plain form becomes text, with one warning per type.
         limits: Depth and node count are checked here.
-        shrink: Offered every list before it is looked through; for `encode`, which sends long lists packed.
 
     Raises:
         EncodeError: Too deep, too many nodes, or two keys of a dict that become the same string.
     """
+    return reading(lambda: Walk(limits).plain(value, 1))
+
+
+def reading(walk: Callable[[], T]) -> T:
+    """Return what a walk returns.
+
+    Raises:
+        EncodeError: What it met is refused.
+    """
     try:
-        return _Walk(limits, shrink).plain(value, 1)
+        return walk()
     except _RefusedError as refused:
         raise EncodeError(refused.reason, path=join_path(reversed(refused.path))) from None
     except RecursionError:
@@ -78,18 +85,25 @@ class _RefusedError(Exception):
         super().__init__(reason)
 
 
-class _Walk:
-    __slots__ = ("_active", "_max_depth", "_max_nodes", "_nodes", "_shrink")
+class Walk:
+    """One walk over one value.
 
-    def __init__(self, limits: Limits, shrink: Shrink | None) -> None:
+    Args:
+        nodes: How many were counted elsewhere.
+    """
+
+    __slots__ = ("_active", "_limits", "_max_depth", "_max_nodes", "_nodes")
+
+    def __init__(self, limits: Limits, nodes: int = 0) -> None:
+        self._limits = limits
         self._max_depth = limits.max_depth
         self._max_nodes = limits.max_nodes
-        self._shrink = shrink
-        self._nodes = 0
+        self._nodes = nodes
         self._active: set[int] = set()
         """Ids of the containers around the current value; they are alive, so ids are unique."""
 
     def plain(self, value: Any, depth: int) -> Any:
+        """Return the plain form of a value that lies so deep."""
         kind = type(value)
         if kind in SCALARS:
             return value
@@ -105,21 +119,19 @@ class _Walk:
             raise self._over_limit(depth)
         for key, item in source.items():
             if type(key) is not str or type(item) not in SCALARS:
-                return self._rebuilt_dict(source, depth)
+                return self.rebuilt_dict(source, depth)
         return source
 
     def _list(self, source: list[Any] | tuple[Any, ...], depth: int) -> Any:
         self._nodes += 1
         if depth > self._max_depth or self._nodes > self._max_nodes:
             raise self._over_limit(depth)
-        shrunk = None if self._shrink is None else self._shrink(source)
-        if shrunk is not None:
-            return shrunk
         if SCALARS.issuperset(map(type, source)):
             return source if type(source) is list else list(source)
-        return self._rebuilt_list(source, depth)
+        return self.rebuilt_list(source, depth)
 
-    def _rebuilt_dict(self, source: dict[Any, Any], depth: int) -> Any:
+    def rebuilt_dict(self, source: dict[Any, Any], depth: int) -> Any:
+        """Return the plain form of a dict that is not one of scalars under strings only."""
         if id(source) in self._active:
             return recursion_mark(source)
         self._active.add(id(source))
@@ -136,7 +148,8 @@ class _Walk:
         self._active.discard(id(source))
         return result
 
-    def _rebuilt_list(self, source: list[Any] | tuple[Any, ...], depth: int) -> Any:
+    def rebuilt_list(self, source: list[Any] | tuple[Any, ...], depth: int) -> Any:
+        """Return the plain form of a list that is not one of scalars only."""
         if id(source) in self._active:
             return recursion_mark(source)
         self._active.add(id(source))
@@ -155,11 +168,17 @@ class _Walk:
             return recursion_mark(source)
         self._active.add(id(source))
         nearer = simplify(source)
-        result = nearer if is_plain_array(nearer) else self.plain(nearer, depth)
+        result = self._array(nearer) if is_plain_array(nearer) else self.plain(nearer, depth)
         self._active.discard(id(source))
         return result
 
-    def _over_limit(self, depth: int) -> _RefusedError:
+    def _array(self, array: Any) -> Any:
+        self._nodes += 1
+        if self._nodes > self._max_nodes:
+            raise self._over_limit(0)
+        return array
+
+    def _over_limit(self, depth: int) -> Exception:
         if depth > self._max_depth:
             return _RefusedError(f"nested deeper than {self._max_depth} levels")
         return _RefusedError(f"more than {self._max_nodes:,} containers and keys in one message")

@@ -70,9 +70,12 @@ def encode_token(name: str) -> str:
     return token
 
 
-def decode_token(token: str) -> str:
-    """Return the name that a token encodes."""
-    return unquote(token, errors="surrogatepass")
+def decode_token(token: str) -> str | None:
+    """Return the name that a token encodes; None if it encodes none, as anybody may send."""
+    try:
+        return unquote(token, errors="surrogatepass")
+    except UnicodeDecodeError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +188,8 @@ def parse_beat(subject: str, prefix: str = DEFAULT_PREFIX) -> tuple[str, str] | 
     if not subject.startswith(prefix + "."):
         return None
     match subject[len(prefix) + 1 :].split("."):
-        case [token, "beat", server_id]:
-            return decode_token(token), server_id
+        case [token, "beat", server_id] if (env := decode_token(token)) is not None:
+            return env, server_id
     return None
 
 

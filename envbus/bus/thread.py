@@ -102,4 +102,3 @@ class BusThread:
             return
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout_s)
-

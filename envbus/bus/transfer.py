@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import zstandard
 
@@ -16,25 +16,36 @@ _SAMPLE_BYTES = 64 * 1024
 _PAYS_BELOW = 0.6
 """Compressed to original size of a sample, over which compression is left out."""
 _LEVEL = 1
+MAX_PARTS = 2**20
+"""Of one body. Many tiny ones would take far more memory than the bytes in them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A body as it travels."""
+    """A body as it travels.
+
+    Attributes:
+        checksum: CRC-32 of ``data``, from the thread that made it: for a large body it takes a while.
+    """
 
     data: bytes
     encoding: Encoding
     raw_size: int
+    checksum: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "checksum", zlib.crc32(self.data))
 
 
-def pack_body(body: bytes) -> Packed:
-    """Compress a body if it is large and a sample from its middle says that it pays."""
-    if len(body) > COMPRESS_OVER_BYTES:
+def pack_body(body: bytes, *, compress: bool = True) -> Packed:
+    """Compress a body if it may be, is large, and a sample from its middle says that it pays."""
+    if compress and len(body) > COMPRESS_OVER_BYTES:
         middle = len(body) // 2
         sample = body[middle : middle + _SAMPLE_BYTES]
         compressor = zstandard.ZstdCompressor(level=_LEVEL)
         if len(compressor.compress(sample)) < _PAYS_BELOW * len(sample):
-            return Packed(compressor.compress(body), "zstd", len(body))
+            # Copied: zstandard leaves it in a buffer for the worst case, larger than the body.
+            return Packed(bytes(memoryview(compressor.compress(body))), "zstd", len(body))
     return Packed(body, "", len(body))
 
 
@@ -55,6 +66,16 @@ def unpack_body(data: bytes, encoding: Encoding, *, max_bytes: int) -> bytes:
         raise DecodeError(f"compressed body is damaged: {error}") from error
 
 
+def unpacked_bytes(data: bytes, encoding: Encoding) -> int:
+    """Return how large a packed body says it is; what it travels as if it does not say so."""
+    if encoding == "":
+        return len(data)
+    try:
+        return max(len(data), int(zstandard.frame_content_size(data)))
+    except zstandard.ZstdError:
+        return len(data)
+
+
 def cut(packed: Packed, part_bytes: int) -> Parts:
     """Describe how a body travels in parts."""
     size = len(packed.data)
@@ -62,7 +83,7 @@ def cut(packed: Packed, part_bytes: int) -> Parts:
         size=size,
         parts=max(1, -(-size // part_bytes)),
         part_bytes=part_bytes,
-        checksum=zlib.crc32(packed.data),
+        checksum=packed.checksum,
         encoding=packed.encoding,
         raw_size=packed.raw_size,
     )
@@ -95,6 +116,8 @@ class Assembly:
             raise DecodeError(f"body of {max(parts.size, parts.raw_size):,} bytes, the limit is {max_bytes:,}")
         if parts.parts != max(1, -(-parts.size // parts.part_bytes)):
             raise DecodeError(f"{parts.size} bytes in parts of {parts.part_bytes} are not {parts.parts} parts")
+        if parts.parts > MAX_PARTS:
+            raise DecodeError(f"{parts.parts:,} parts, the limit is {MAX_PARTS:,}")
         self.parts = parts
         self._max_bytes = max_bytes
         # Parts are kept as they come: what a stranger announces costs no memory before it arrives.
@@ -117,15 +140,25 @@ class Assembly:
             raise DecodeError(f"part {index} has {len(data)} bytes, expected {max(size, 0)}")
         self._parts[index] = data
 
-    def body(self) -> bytes:
-        """Return the whole body, checked and decompressed.
+    def packed(self) -> Packed:
+        """Return the whole body, checked.
 
         Raises:
             DecodeError: Parts are missing, or the checksum differs.
         """
         if self.missing:
             raise DecodeError(f"{self.missing} of {self.parts.parts} parts are missing")
-        whole = b"".join(self._parts[index] for index in range(self.parts.parts))
-        if zlib.crc32(whole) != self.parts.checksum:
+        whole = b"".join([self._parts[index] for index in range(self.parts.parts)])
+        packed = Packed(whole, self.parts.encoding, self.parts.raw_size)
+        if packed.checksum != self.parts.checksum:
             raise DecodeError("the body's checksum differs from the announced one")
-        return unpack_body(whole, self.parts.encoding, max_bytes=self._max_bytes)
+        return packed
+
+    def body(self) -> bytes:
+        """Return the whole body, checked and decompressed.
+
+        Raises:
+            DecodeError: Parts are missing, the checksum differs, or it is damaged.
+        """
+        packed = self.packed()
+        return unpack_body(packed.data, packed.encoding, max_bytes=self._max_bytes)

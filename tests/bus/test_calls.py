@@ -121,3 +121,9 @@ def test_any_map_is_a_call_or_a_bad_request(fields: dict[str, Any]) -> None:
     except BadRequestError:
         return
     assert made.size >= 1
+
+
+def test_a_client_with_text_that_is_no_unicode_is_a_bad_request() -> None:
+    """Its headers are sent as UTF-8; and it names its model client by its JSON."""
+    with pytest.raises(BadRequestError, match="client: holds text"):
+        read_call({"input": {}, "client": {"extra_headers": {"a": "\ud800"}}})

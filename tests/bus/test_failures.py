@@ -126,3 +126,14 @@ def test_a_code_that_this_side_does_not_know_is_a_remote_error() -> None:
     got = from_failure(Failure(code="new_in_version_9", message="m", retryable=True, server="s2"))
     assert (type(got), str(got), got.origin, got.retryable) == (RemoteError, "m", "s2", True)
     assert from_failure(Failure(code="bad_request", message="m")).origin == "server"
+
+
+def test_a_failure_of_a_stranger_is_bounded_and_can_be_printed() -> None:
+    wild = Failure(
+        code="\ud800", message="m\ud800" * 10**5, origin="o" * 10**5, causes=[("\ud800", "c" * 10**5)] * 1000
+    )
+    error = from_failure(wild)
+    assert type(error) is RemoteError
+    assert len(str(error)) <= 2 * MAX_TEXT + 100
+    assert len(error.causes) == 10
+    f"{error} {error.origin} {error.causes}".encode()

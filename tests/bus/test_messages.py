@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import tracemalloc
 
 import msgpack
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from envbus.bus.codec import encode
 from envbus.bus.messages import (
+    MAX_ENTRIES,
     PROTOCOL_VERSION,
     Accepted,
     Announce,
@@ -265,3 +268,53 @@ def test_damaged_messages_raise_errors_of_ours_only(at: int, byte: int) -> None:
     data[at % len(data)] = byte
     with contextlib.suppress(EnvbusError):
         parse(bytes(data))
+
+
+LISTS = {"check": "jobs", "status": "running", "failure": "causes", "beat": "recent", "controller_beat": "processes"}
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_what_is_wrong_with_many_items_is_told_of_the_first_only(kind: str) -> None:
+    """All of it would take 550 bytes for each byte of the message, and seconds of the bus thread."""
+    data = encode({"v": 1, "t": kind, LISTS[kind]: [1] * 100_000})
+    tracemalloc.start()
+    with pytest.raises(BadRequestError):
+        parse(data)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 10 * 2**20
+
+
+def test_a_map_of_counts_is_bounded() -> None:
+    many = {str(number): 1 for number in range(MAX_ENTRIES + 1)}
+    with pytest.raises(BadRequestError, match="failed_by_type"):
+        parse(changed("beat", failed_by_type=many))
+
+
+@pytest.mark.parametrize(("kind", "name"), [("wait", "n"), ("wait", "priority"), ("beat", "pid"), ("run", "attempt")])
+def test_integers_are_of_64_bits(kind: str, name: str) -> None:
+    """Larger ones would fail where they are added up or shown, not here."""
+    with pytest.raises(BadRequestError, match=name):
+        parse(changed(kind, **{name: 2**70}))
+
+
+@pytest.mark.parametrize("version", [True, [1, 2], {}, np.zeros(3)])
+def test_a_version_that_is_no_number_is_refused(version: object) -> None:
+    with pytest.raises(ProtocolVersionError):
+        parse(encode({"v": version, "t": "info"}))
+
+
+@pytest.mark.parametrize(
+    ("server", "origin", "sender"),
+    [
+        ("s", "o", "s"),
+        (None, "o", "o"),
+        (None, "", None),
+        (None, "a b", None),
+        (None, "x\r\n", None),
+        (None, "s\n", None),
+    ],
+)
+def test_who_reports_a_failure(server: str | None, origin: str, sender: str | None) -> None:
+    """What is no id must never become a subject."""
+    assert Failure(server=server, origin=origin, code="remote", message="m").sender == sender

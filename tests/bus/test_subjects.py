@@ -16,6 +16,7 @@ from envbus.bus.subjects import (
     encode_token,
     env_name,
     parse_beat,
+    parse_gone,
 )
 from envbus.errors import UsageError
 
@@ -156,3 +157,9 @@ def test_a_prefix_is_plain(prefix: str) -> None:
 def test_an_env_that_has_no_subject_is_refused_at_once() -> None:
     with pytest.raises(UsageError):
         Subjects("a" * 200)
+
+
+@pytest.mark.parametrize("subject", ["env.%FF.beat.x", "env.%ff%fe.gone", "env.%C3.beat.x"])
+def test_tokens_of_strangers_that_encode_no_name(subject: str) -> None:
+    assert parse_beat(subject) is None
+    assert parse_gone(subject) is None
