@@ -10,11 +10,13 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Literal, Protocol
 
 from envbus.bus.connection import Connection
 from envbus.bus.failures import to_failure
 from envbus.bus.messages import Accepted, Busy, Failure, Run, pack, parse_map, read_map
+from envbus.bus.transfer import unpack_body, unpacked_bytes
 from envbus.errors import BadRequestError, EnvbusError, LateRequestError
 from envbus.server import plain_requests
 from envbus.server.jobs import Job, Jobs, JobState
@@ -23,6 +25,9 @@ from envbus.server.slots import Instruction, Slots
 from envbus.server.uploads import Uploads
 
 log = logging.getLogger("envbus.server")
+
+PART_OVERHEAD_BYTES = 128
+"""What keeping one part of an input takes beside its bytes."""
 
 BusyReason = Literal["full", "draining", "fingerprint"]
 
@@ -88,7 +93,9 @@ class Admission:
             raise
         plain = fields if "t" not in fields else None
         if self._is_news(run):
-            admitted, instructions = self._slots.push(run.job, run.size, _now())
+            admitted, instructions = self._slots.push(
+                run.job, run.size, _now(), client=run.client, input_bytes=_input_bytes(run, len(message.data))
+            )
             self._settle(run, message.reply, admitted, plain)
             self._owner.apply(instructions)
         else:
@@ -98,7 +105,9 @@ class Admission:
     def granted(self, run: Run, reply: str) -> None:
         """A job came straight to this server."""
         if self._is_news(run):
-            admitted, instructions = self._slots.redeem(run.grant or "", run.client, run.job, run.size, _now())
+            admitted, instructions = self._slots.redeem(
+                run.grant or "", run.client, run.job, run.size, _now(), input_bytes=_input_bytes(run, 0)
+            )
             self._settle(run, reply, admitted, None)
             self._owner.apply(instructions)
         else:
@@ -129,6 +138,8 @@ class Admission:
             self._accept(run, reply)
             if job.state is JobState.DONE:
                 self._owner.tell_again(job)
+        else:
+            raise BadRequestError(f"job {run.job} is here already, and is another client's")
 
     def _settle(self, run: Run, reply: str, admitted: bool, plain: dict[str, Any] | None) -> None:
         if not admitted:
@@ -152,8 +163,9 @@ class Admission:
             if run.upload is not None:
                 self._uploads.begin(run.job, run.upload)
             elif run.body is not None:
-                work = Work(run.job, run.size, run.body, run.encoding, max_input_bytes=self._max_input_bytes)
-                self._owner.start(job, work)
+                body = partial(unpack_body, run.body, run.encoding, max_bytes=self._max_input_bytes)
+                body_bytes = unpacked_bytes(run.body, run.encoding)
+                self._owner.start(job, Work(run.job, run.size, body=body, body_bytes=body_bytes))
             else:
                 raise BadRequestError("run: neither 'body' nor 'upload' is there")
         except EnvbusError as error:
@@ -161,7 +173,9 @@ class Admission:
             self._owner.fail(run.job, to_failure(error, origin=self._server_id))
 
     def _accept(self, run: Run, reply: str) -> None:
-        self._connection.send(reply, pack(Accepted(job=run.job, attempt=run.attempt, server=self._server_id)))
+        node = self._connection.node
+        accepted = Accepted(job=run.job, attempt=run.attempt, server=self._server_id, node=node)
+        self._connection.send(reply, pack(accepted))
 
     def _say_busy(self, run: Run, reply: str, plain: dict[str, Any] | None, reason: BusyReason) -> None:
         self._counts["busy"] += 1
@@ -170,6 +184,13 @@ class Admission:
             return
         busy = Busy(job=run.job, attempt=run.attempt, server=self._server_id, reason=reason)
         self._connection.send(reply, pack(busy))
+
+
+def _input_bytes(run: Run, message_bytes: int) -> int:
+    """What a job's input takes of this server's memory, from now until the job has ended."""
+    if run.upload is not None:
+        return max(run.upload.size, run.upload.raw_size) + run.upload.parts * PART_OVERHEAD_BYTES
+    return max(unpacked_bytes(run.body or b"", run.encoding), message_bytes)
 
 
 def _is_late(run: Run) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from envbus.bus.messages import Check, Failure, Fetch, Part, PartReply, Status
+from envbus.bus.transfer import Assembly
 from envbus.errors import BadRequestError, ResultLostError
 from envbus.server.jobs import Job, Jobs, JobState
 from envbus.server.outcomes import HeldResult, tell_part
@@ -23,10 +24,10 @@ class Answers:
         self._server_id = server_id
         self._counts = counts
 
-    def status(self, check: Check, now: float) -> Status:
-        """Say how each of a client's jobs is."""
+    def status(self, check: Check, now: float, *, node: str | None = None) -> Status:
+        """Say how each of a client's jobs is; ``node`` is the NATS server that this server is connected to."""
         self._jobs.checked(check.client)
-        status = Status(server=self._server_id, running=[], unknown=[], done=[], failed=[])
+        status = Status(server=self._server_id, node=node, running=[], unknown=[], done=[], failed=[])
         for job_id in check.jobs:
             job = self._jobs.mentioned(job_id, check.client, now)
             if job is None:
@@ -43,7 +44,7 @@ class Answers:
                 status.done.append(job_id)
         return status
 
-    def part_of_result(self, fetch: Fetch) -> PartReply:
+    def part_of_result(self, fetch: Fetch, now: float) -> PartReply:
         """Return a part of a held result.
 
         Raises:
@@ -54,11 +55,12 @@ class Answers:
         if job is None or not isinstance(job.outcome, HeldResult):
             raise ResultLostError(f"no result of job {fetch.job} is held here", origin=self._server_id)
         part = tell_part(job.outcome, job=fetch.job, index=fetch.index)
+        self._jobs.part_sent(fetch.job, fetch.index, of=part.parts.parts, now=now)
         self._counts["sent_bytes"] += len(part.data)
         return part
 
-    def take_part(self, part: Part, now: float) -> tuple[Job, bytes] | None:
-        """Take in a part of an input; returns the job and its whole input with the last one.
+    def take_part(self, part: Part, now: float) -> tuple[Job, Assembly] | None:
+        """Take in a part of an input; returns the job and its input with the last one.
 
         Raises:
             BadRequestError: No such input is awaited, or the part is wrong.
@@ -66,6 +68,7 @@ class Answers:
         job = self._jobs.mentioned(part.job, part.client, now)
         if job is None:
             raise BadRequestError(f"no input of job {part.job} is awaited here")
+        job.fed_at = now
         self._counts["received_bytes"] += len(part.data)
-        body = self._uploads.put(part.job, part.index, part.data)
-        return (job, body) if body is not None and job.state is JobState.RECEIVING else None
+        whole = self._uploads.put(part.job, part.index, part.data)
+        return (job, whole) if whole is not None and job.state is JobState.RECEIVING else None

@@ -95,7 +95,7 @@ class Beats:
         reception, counts, identity = self._reception, self._reception.counts, self._identity
         slots, rollouts = reception.slots, reception.rollouts
         state = reception.state
-        if state == "ready" and slots.in_flight >= slots.capacity:
+        if state == "ready" and (slots.in_flight >= slots.capacity or slots.is_short_of_memory):
             state = "full"
         return Beat(
             server=identity.server_id,
@@ -111,6 +111,7 @@ class Beats:
             waiting_jobs=slots.line.jobs,
             held_results=reception.jobs.held_count,
             held_bytes=reception.jobs.held_bytes,
+            short_of_memory=slots.is_short_of_memory,
             done=counts["done"],
             failed=counts["failed"],
             cancelled=counts["cancelled"],
@@ -132,6 +133,7 @@ class Beats:
             repeated=counts["repeated"],
             orphaned=counts["orphaned"],
             lost_results=counts["lost_results"],
+            unconfirmed_results=counts["unconfirmed_results"],
             received_bytes=counts["received_bytes"],
             sent_bytes=counts["sent_bytes"],
             duration_counts=list(rollouts.duration_counts),

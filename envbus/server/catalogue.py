@@ -16,7 +16,8 @@ from envbus.bus.messages import ExamplesPage, ExamplesRequest, Info, InfoRequest
 from envbus.bus.subjects import WORK_QUEUE, Subjects
 from envbus.bus.tasks import TaskSet
 from envbus.error_chain import ErrorChain
-from envbus.errors import BadRequestError, EnvbusError, PayloadTooLargeError, ServerLoadingError
+from envbus.errors import BadRequestError, EnvbusError, PayloadTooLargeError, RemoteError, ServerLoadingError
+from envbus.server.allowance import Allowance
 from envbus.server.identity import Identity
 from envbus.server.outcomes import ENVELOPE_BYTES
 from envbus.server.reception import Reception
@@ -24,6 +25,10 @@ from envbus.settings import ServerSettings
 from envbus.types import HostableEnvironment
 
 log = logging.getLogger("envbus.server")
+
+
+MAX_ANSWERING = 64
+"""Requests being answered at once; further ones are refused, and may be made again."""
 
 
 @dataclass(slots=True)
@@ -57,6 +62,7 @@ class Catalogue:
         self._examples: Sequence[Mapping[str, Any]] | None = None
         self._requires_groups: bool | None = None
         self._tasks = TaskSet("the catalogue")
+        self._allowance = Allowance()
         self.uses = {subjects.info: EndpointUse(), subjects.examples: EndpointUse()}
         """By subject."""
         self._no_examples = ""
@@ -87,9 +93,15 @@ class Catalogue:
         await self._tasks.close()
 
     def _on_request(self, message: Any) -> None:
-        if not self._connection.is_inbox(message.reply):
+        if not self._connection.is_inbox(message.reply) or not self._allowance.take(time.monotonic()):
             return
-        self._tasks.spawn(self._reply(message))
+        if len(self._tasks) < MAX_ANSWERING:
+            self._tasks.spawn(self._reply(message))
+        else:
+            use = self.uses[message.subject]
+            use.requests, use.errors, use.last_error = use.requests + 1, use.errors + 1, RemoteError.__name__
+            error = RemoteError(f"{MAX_ANSWERING} requests are being answered; try again", retryable=True)
+            self._connection.send(message.reply, pack(to_failure(error, origin=self._identity.server_id)))
 
     async def _reply(self, message: Any) -> None:
         use, started = self.uses[message.subject], time.monotonic()

@@ -6,6 +6,7 @@ Runs on the bus thread; the log file is read elsewhere.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,14 @@ from envbus.bus.failures import to_failure
 from envbus.bus.messages import Control, Ok, WireMessage, pack, parse
 from envbus.bus.subjects import Subjects
 from envbus.bus.tasks import TaskSet
-from envbus.errors import BadRequestError, EnvbusError
+from envbus.errors import BadRequestError, EnvbusError, RemoteError
+from envbus.server.allowance import Allowance
 from envbus.server.log_lines import answer_logs
 from envbus.server.reception import Reception
 
 log = logging.getLogger("envbus.server")
+MAX_READING = 16
+"""Requests for log lines being answered at once."""
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
@@ -47,6 +51,7 @@ class ControlDesk:
         self._stop = stop
         self._log_file = log_file
         self._tasks = TaskSet("the control desk")
+        self._allowance = Allowance()
 
     async def open(self, server_id: str) -> None:
         """Listen for orders to this server and to all of its env."""
@@ -63,6 +68,8 @@ class ControlDesk:
         await self._tasks.close()
 
     def _on_order(self, message: Any) -> None:
+        if not self._allowance.take(time.monotonic()):
+            return
         try:
             request = parse(message.data)
             if isinstance(request, LogsRequest):
@@ -88,6 +95,8 @@ class ControlDesk:
     def _tell_log(self, request: LogsRequest, reply: str) -> None:
         if self._log_file is None:
             raise BadRequestError("this server has no log file: start it with --log-file, or by envbus up")
+        if len(self._tasks) >= MAX_READING:
+            raise RemoteError(f"{MAX_READING} log requests are being answered; try again", retryable=True)
         self._tasks.spawn(self._read_log(self._log_file, request, reply))
 
     async def _read_log(self, log_file: Path | str, request: LogsRequest, reply: str) -> None:
@@ -101,7 +110,7 @@ class ControlDesk:
         self._reply(reply, answer)
 
     def _obey(self, order: Control) -> Ok:
-        log.info("operator: %s %s", order.action, order.level or "")
+        log.info("operator: %s %.20r", order.action, order.level or "")
         if order.action == "log_level":
             level = (order.level or "").upper()
             if level not in LEVELS:

@@ -93,7 +93,7 @@ class Desks:
 
     async def ready(self) -> None:
         """Take jobs, and say so at once."""
-        self.reception.ready()
+        await self.reception.ready()
         await self.beats.send()
 
     async def load_failed(self, reason: str) -> None:

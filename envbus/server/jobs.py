@@ -3,16 +3,18 @@
 Pure: events and a clock value in, instructions out. A job is receiving (its
 input comes in parts), running, or done (its outcome is held until the client
 says so). A job whose client is gone is cancelled; a held outcome leaves by
-done, by its client's death, by age, or by the memory budget.
+done, by its client's death, by age, or as Holdings says while memory is short.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+from envbus.server.holdings import Holdings
 
 PASSED_OVER_CHECKS = 30
 """A client asks about all its jobs here every second: one that so many checks passed over is none of its own."""
@@ -47,12 +49,10 @@ class Job:
     """When its client last asked about it."""
     check: int = 0
     """Which of its client's checks that was."""
+    fed_at: float = 0.0
+    """When a part of its input last came."""
     state: JobState = JobState.RECEIVING
     outcome: Any = None
-    held_bytes: int = 0
-    done_at: float = 0.0
-    lost: bool = False
-    """The outcome was dropped; only a failure that says so is left."""
 
 
 @dataclass(slots=True)
@@ -93,13 +93,20 @@ class Lose:
 
 
 @dataclass(frozen=True, slots=True)
+class LetGo:
+    """Memory was short: the job is out of the table, as its client was sent the outcome and asks no more."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
 class Forget:
     """The job is out of the table; stop it if it runs."""
 
     job: str
 
 
-Instruction = Probe | Expire | Lose | Forget
+Instruction = Probe | Expire | Lose | LetGo | Forget
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +126,11 @@ class Jobs:
     def __init__(self, limits: LeaseLimits) -> None:
         self._limits = limits
         self._jobs: dict[str, Job] = {}
+        self._unfinished: dict[str, Job] = {}
         self._leases: dict[str, Lease] = {}
-        self._held: OrderedDict[str, None] = OrderedDict()
-        self.held_bytes = 0
+        self._held = Holdings(
+            max_bytes=limits.hold_results_bytes, hold_s=limits.hold_results_s, quiet_s=limits.orphan_grace_s
+        )
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -130,6 +139,21 @@ class Jobs:
     def held_count(self) -> int:
         """Outcomes that wait to be collected."""
         return len(self._held)
+
+    @property
+    def held_bytes(self) -> int:
+        """What they take."""
+        return self._held.size_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the memory for results is used up: no more work until some are collected."""
+        return self._held.is_full
+
+    @property
+    def heavy_clients(self) -> AbstractSet[str]:
+        """Clients that use half of that memory: no more work from these."""
+        return self._held.heavy_clients
 
     def get(self, job_id: str) -> Job | None:
         """Return a job, or None if it is not (or no longer) here."""
@@ -150,46 +174,53 @@ class Jobs:
         job = self.owned(job_id, client)
         if job is not None:
             job.heard_at, job.check = now, self._leases[client].checks
+            self._held.asked(job_id, now)
         return job
+
+    def sent(self, job_id: str, now: float) -> None:
+        """The outcome of a job that is done went to its client on one message."""
+        self._held.sent(job_id, now)
+
+    def part_sent(self, job_id: str, index: int, *, of: int, now: float) -> None:
+        """One part of a held result went to its client."""
+        self._held.part_sent(job_id, index, of=of, now=now)
 
     def unfinished(self) -> list[Job]:
         """Jobs without an outcome."""
-        return [job for job in self._jobs.values() if job.state is not JobState.DONE]
+        return list(self._unfinished.values())
 
     def oldest_age_s(self, now: float) -> float:
         """Seconds since the oldest unfinished job came."""
-        return max((now - job.created_at for job in self.unfinished()), default=0.0)
+        return max((now - job.created_at for job in self._unfinished.values()), default=0.0)
 
     def add(self, job: Job, now: float) -> None:
         """Take in a job that was admitted."""
         lease = self._lease(job.client, job.reply, now)
         lease.jobs.add(job.job)
-        job.heard_at, job.check = now, lease.checks
-        self._jobs[job.job] = job
+        job.heard_at, job.check, job.fed_at = now, lease.checks, now
+        self._jobs[job.job] = self._unfinished[job.job] = job
 
     def heard(self, client: str, inbox: str, now: float) -> None:
         """A client with jobs here sent something."""
         if client in self._leases:
             self._lease(client, inbox, now)
 
-    def finish(self, job_id: str, outcome: Any, held_bytes: int, now: float) -> tuple[Job | None, list[Instruction]]:
+    def finish(self, job_id: str, outcome: Any, *, size_bytes: int, now: float, is_failure: bool = False) -> Job | None:
         """A job ended. Returns the job if somebody still wants the outcome."""
-        job = self._jobs.get(job_id)
-        if job is None or job.state is JobState.DONE:
-            return None, []
+        job = self._unfinished.get(job_id)
+        if job is None:
+            return None
         if job.plain:
             self._remove(job)
-            return job, []
-        self._hold(job, outcome, held_bytes, now)
-        return job, self._over_budget(keep=job_id)
+        else:
+            self._hold(job, outcome, size_bytes=size_bytes, is_failure=is_failure, now=now)
+        return job
 
-    def replace_outcome(self, job_id: str, outcome: Any, now: float) -> None:
-        """Hold something small (a failure) in place of what a job held or was going to."""
+    def replace_outcome(self, job_id: str, failure: Any, *, size_bytes: int, now: float) -> None:
+        """Hold a failure in place of what a job held or was going to."""
         job = self._jobs.get(job_id)
         if job is not None:
-            self._unhold(job)
-            job.lost = True
-            self._hold(job, outcome, 0, now)
+            self._hold(job, failure, size_bytes=size_bytes, is_failure=True, now=now)
 
     def release(self, job_ids: Iterable[str], client: str) -> list[Instruction]:
         """The client wants nothing more of these jobs: results arrived, or it cancels."""
@@ -219,7 +250,8 @@ class Jobs:
                 lease.gone_since += outage_s
         for job in self._jobs.values():
             job.heard_at += outage_s
-            job.done_at += outage_s
+            job.fed_at += outage_s
+        self._held.shift_clocks(outage_s)
 
     def tick(self, now: float) -> list[Instruction]:
         """What time alone brings about."""
@@ -228,24 +260,26 @@ class Jobs:
             # A plain request's one reply is its result: whether anybody still waits for it cannot be asked.
             if not self._is_plain(lease):
                 instructions += self._tick_lease(client, lease, now)
-        for job_id in list(self._held):
-            job = self._jobs[job_id]
-            if now - job.done_at < self._limits.hold_results_s:
-                break
-            if job.lost:
-                self._remove(job)
+        return [*instructions, *self._tick_held(now)]
+
+    def _tick_held(self, now: float) -> list[Instruction]:
+        instructions: list[Instruction] = []
+        for job_id, is_failure in self._held.overdue(now):
+            if is_failure:
+                self._remove(self._jobs[job_id])
             else:
                 instructions.append(Lose(job_id, f"not collected within {self._limits.hold_results_s:g} s"))
+        for job_id in self._held.let_go(now):
+            self._remove(self._jobs[job_id])
+            instructions.append(LetGo(job_id))
         return instructions
 
     def _tick_lease(self, client: str, lease: Lease, now: float) -> list[Instruction]:
         limits = self._limits
         if lease.gone_since is not None and now - lease.gone_since >= limits.orphan_grace_s:
             return self._forget_client(client)
-        if expired := self._not_asked_about(lease, now):
-            return [
-                Expire(job.job, f"its client has not asked about it for {now - job.heard_at:.0f} s") for job in expired
-            ]
+        if expired := self._expired(lease, now):
+            return expired
         if now - lease.heard_at < limits.probe_after_s:
             return []
         if now - lease.probed_at >= min(limits.probe_after_s, limits.orphan_grace_s / 2):
@@ -253,12 +287,18 @@ class Jobs:
             return [Probe(client, lease.inbox)]
         return []
 
-    def _not_asked_about(self, lease: Lease, now: float) -> list[Job]:
-        """Unfinished jobs of a client that is silent, or that asks only about others: it does not know of these."""
-        jobs = (self._jobs[job_id] for job_id in sorted(lease.jobs))
+    def _expired(self, lease: Lease, now: float) -> list[Instruction]:
+        jobs = (self._unfinished[job_id] for job_id in sorted(lease.jobs & self._unfinished.keys()))
         last_call, last_check = now - self._limits.orphan_timeout_s, lease.checks - PASSED_OVER_CHECKS
-        unfinished = (job for job in jobs if job.state is not JobState.DONE)
-        return [job for job in unfinished if job.heard_at <= last_call or job.check <= last_check]
+        expired: list[Instruction] = []
+        for job in jobs:
+            # A client that is silent, or that asks only about others, does not know of this job.
+            if job.heard_at <= last_call or job.check <= last_check:
+                reason = f"its client has not asked about it for {now - job.heard_at:.0f} s"
+                expired.append(Expire(job.job, reason))
+            elif job.state is JobState.RECEIVING and job.fed_at <= last_call:
+                expired.append(Expire(job.job, f"no part of its input came for {now - job.fed_at:.0f} s"))
+        return expired
 
     def _is_plain(self, lease: Lease) -> bool:
         return any(self._jobs[job_id].plain for job_id in lease.jobs)
@@ -271,18 +311,6 @@ class Jobs:
             forgotten.append(Forget(job_id))
         return forgotten
 
-    def _over_budget(self, keep: str) -> list[Instruction]:
-        instructions: list[Instruction] = []
-        excess = self.held_bytes - self._limits.hold_results_bytes
-        for job_id in self._held:
-            if excess <= 0:
-                break
-            job = self._jobs[job_id]
-            if job_id != keep and job.held_bytes:
-                excess -= job.held_bytes
-                instructions.append(Lose(job_id, "the server's memory for results is used up"))
-        return instructions
-
     def _lease(self, client: str, inbox: str, now: float) -> Lease:
         lease = self._leases.get(client)
         if lease is None:
@@ -290,19 +318,15 @@ class Jobs:
         lease.inbox, lease.heard_at, lease.gone_since = inbox or lease.inbox, now, None
         return lease
 
-    def _hold(self, job: Job, outcome: Any, held_bytes: int, now: float) -> None:
-        job.state, job.outcome, job.held_bytes, job.done_at = JobState.DONE, outcome, held_bytes, now
-        self._held[job.job] = None
-        self.held_bytes += held_bytes
-
-    def _unhold(self, job: Job) -> None:
-        if job.job in self._held:
-            del self._held[job.job]
-            self.held_bytes -= job.held_bytes
-        job.outcome, job.held_bytes = None, 0
+    def _hold(self, job: Job, outcome: Any, *, size_bytes: int, is_failure: bool, now: float) -> None:
+        self._unfinished.pop(job.job, None)
+        job.state, job.outcome = JobState.DONE, outcome
+        self._held.put(job.job, job.client, size_bytes=size_bytes, is_failure=is_failure, now=now)
 
     def _remove(self, job: Job) -> None:
-        self._unhold(job)
+        self._held.drop(job.job)
+        self._unfinished.pop(job.job, None)
+        job.outcome = None
         del self._jobs[job.job]
         lease = self._leases.get(job.client)
         if lease is not None:

@@ -7,7 +7,13 @@ client with ten jobs does not wait behind another's thousand.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+
+MAX_WAITERS = 4096
+"""Clients in one line; who finds it full says so again and comes in when there is room."""
+NOBODY: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -29,6 +35,8 @@ class Line:
     def __init__(self) -> None:
         self._waiters: dict[str, Waiter] = {}
         self._turn = 0
+        self.turned_away = 0
+        """Times that a client found the line full."""
 
     def __len__(self) -> int:
         return len(self._waiters)
@@ -50,6 +58,9 @@ class Line:
             return
         waiter = self._waiters.get(client)
         if waiter is None:
+            if len(self._waiters) >= MAX_WAITERS:
+                self.turned_away += 1
+                return
             self._turn += 1
             self._waiters[client] = Waiter(client, inbox, jobs, priority, now, self._turn)
             return
@@ -63,11 +74,15 @@ class Line:
         """Send everybody away."""
         self._waiters.clear()
 
-    def next(self) -> tuple[str, str] | None:
-        """Return ``(client, inbox)`` of whose turn it is and count one of its jobs as served."""
-        if not self._waiters:
+    def has_turn(self, *, without: AbstractSet[str] = NOBODY) -> bool:
+        """Whether somebody waits, these clients left out."""
+        return next(self._in_line(without), None) is not None
+
+    def next(self, *, without: AbstractSet[str] = NOBODY) -> tuple[str, str] | None:
+        """Return ``(client, inbox)`` of whose turn it is, these left out, and count one of its jobs as served."""
+        waiter = min(self._in_line(without), key=lambda w: (-w.priority, w.served), default=None)
+        if waiter is None:
             return None
-        waiter = min(self._waiters.values(), key=lambda w: (-w.priority, w.served))
         self._turn += 1
         waiter.served = self._turn
         waiter.jobs -= 1
@@ -80,3 +95,6 @@ class Line:
         for waiter in list(self._waiters.values()):
             if waiter.heard_at < before and only in (None, waiter.client):
                 del self._waiters[waiter.client]
+
+    def _in_line(self, without: AbstractSet[str]) -> Iterator[Waiter]:
+        return (waiter for waiter in self._waiters.values() if waiter.client not in without)

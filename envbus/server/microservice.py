@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from envbus.bus.connection import Connection, Subscription
 from envbus.bus.messages import Beat
 from envbus.bus.subjects import WORK_QUEUE, Subjects
+from envbus.server.allowance import Allowance
 from envbus.server.catalogue import Catalogue, EndpointUse
 from envbus.server.identity import Identity
 from envbus.server.reception import Reception
@@ -62,6 +64,7 @@ class MicroService:
         self._beat = beat
         self._name = service_name(identity.env)
         self._started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+        self._allowance = Allowance()
         self._subscriptions: list[Subscription] = []
 
     async def open(self) -> None:
@@ -77,7 +80,7 @@ class MicroService:
             await self._connection.leave(subscription)
 
     def _on_request(self, message: Any) -> None:
-        if self._connection.is_inbox(message.reply):
+        if self._connection.is_inbox(message.reply) and self._allowance.take(time.monotonic()):
             answer = self._answer(message.subject.split(".")[1])
             self._connection.send(message.reply, json.dumps(answer).encode())
 

@@ -49,12 +49,26 @@ def part_bytes(max_payload: int) -> int:
     return max(1, min(PART_BYTES, max_payload - ENVELOPE_BYTES))
 
 
+def held_size_bytes(outcome: Outcome) -> int:
+    """Return what an outcome takes while it is held."""
+    if isinstance(outcome, HeldResult):
+        return outcome.held_bytes
+    return len(outcome.message) + sum(len(kind) + len(text) for kind, text in outcome.causes)
+
+
+def is_one_message(outcome: Outcome, *, max_payload: int) -> bool:
+    """Whether what tells of an outcome has all of it."""
+    if isinstance(outcome, Failure):
+        return True
+    return outcome.held_bytes <= min(INLINE_BYTES, max_payload - ENVELOPE_BYTES)
+
+
 def tell(outcome: Outcome, *, job: str, attempt: int, server: str, max_payload: int) -> bytes:
     """Return the message that ends a job: its result if it fits, else where to fetch it, or why there is none."""
     message: WireMessage
     if isinstance(outcome, Failure):
         message = outcome.model_copy(update={"job": job, "attempt": attempt, "server": server})
-    elif outcome.held_bytes <= min(INLINE_BYTES, max_payload - ENVELOPE_BYTES):
+    elif is_one_message(outcome, max_payload=max_payload):
         message = Result(
             job=job, attempt=attempt, server=server, encoding=outcome.packed.encoding, body=outcome.packed.data
         )

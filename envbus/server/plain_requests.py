@@ -16,6 +16,10 @@ from envbus.bus.transfer import unpack_body
 from envbus.errors import BadRequestError, DecodeError, PayloadTooLargeError
 from envbus.server.outcomes import HeldResult
 
+_MAP_OF_THREE = b"\x83"
+_OK_HEAD = _MAP_OF_THREE + encode({"v": PROTOCOL_VERSION})[1:] + encode({"ok": True})[1:]
+"""What turns a result's body, a map of one entry, into a reply: it takes the place of the first byte."""
+
 
 def as_run(fields: dict[str, Any]) -> Run:
     """Return the job that stands for a plain request.
@@ -39,12 +43,11 @@ def answer(outcome: HeldResult | Failure, *, max_payload: int) -> bytes:
     if isinstance(outcome, Failure):
         return _error(outcome.code, outcome.message, retryable=outcome.retryable, causes=outcome.causes)
     packed = outcome.packed
-    body = decode_map(unpack_body(packed.data, packed.encoding, max_bytes=packed.raw_size))
-    reply = encode({"v": PROTOCOL_VERSION, "ok": True, **body})
-    if len(reply) > max_payload:
-        error = PayloadTooLargeError(size_bytes=len(reply), limit_bytes=max_payload, what="the result")
+    size_bytes = len(_OK_HEAD) + packed.raw_size - 1
+    if size_bytes > max_payload:
+        error = PayloadTooLargeError(size_bytes=size_bytes, limit_bytes=max_payload, what="the result")
         return _error(error.code, f"{error}; or use the job protocol, which sends results in parts")
-    return reply
+    return _OK_HEAD + unpack_body(packed.data, packed.encoding, max_bytes=packed.raw_size)[1:]
 
 
 def is_plain(data: bytes) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from envbus.bus.connection import Connection, Listener
+from envbus.bus.dialer import return_after_s
 from envbus.bus.failures import to_failure
 from envbus.bus.inbox import is_closed_notice
 from envbus.bus.messages import (
@@ -49,8 +50,10 @@ from envbus.server.admission import Admission
 from envbus.server.answers import Answers
 from envbus.server.credits import Credits
 from envbus.server.guard import Guard
-from envbus.server.jobs import Expire, Forget, Job, Jobs, JobState, LeaseLimits, Lose, Probe
-from envbus.server.outcomes import HeldResult, hold, tell
+from envbus.server.jobs import Expire, Forget, Job, Jobs, JobState, LeaseLimits, LetGo, Lose, Probe
+from envbus.server.notices import Notices
+from envbus.server.outcomes import HeldResult, held_size_bytes, hold, is_one_message, tell
+from envbus.server.pressure import Pressure
 from envbus.server.rollout_log import RolloutLog
 from envbus.server.runner import Tally, Work
 from envbus.server.slots import AddCredits, SendGrant, Slots, WithdrawCredits
@@ -96,7 +99,12 @@ class Reception:
         self._server_id = server_id
         self._settings = settings
         self._runner = runner
-        self.slots = Slots(capacity, grant_ttl_s=settings.grant_ttl_s, wait_ttl_s=settings.wait_ttl_s)
+        self.slots = Slots(
+            capacity,
+            grant_ttl_s=settings.grant_ttl_s,
+            wait_ttl_s=settings.wait_ttl_s,
+            max_inputs_bytes=settings.hold_inputs_bytes,
+        )
         self.jobs = Jobs(
             LeaseLimits(
                 probe_after_s=settings.probe_after_s,
@@ -111,7 +119,9 @@ class Reception:
         self.rollouts = RolloutLog()
         self._credits = Credits(connection, subjects.rollout, self._on_push)
         self._uploads = Uploads(settings.max_input_bytes)
-        self._guard = Guard(connection, server_id=server_id, counts=self.counts)
+        self._notices = Notices(log)
+        self._pressure = Pressure(self.jobs, self.slots, self._notices)
+        self._guard = Guard(connection, server_id=server_id, counts=self.counts, notices=self._notices)
         self._answers = Answers(self.jobs, self._uploads, server_id=server_id, counts=self.counts)
         self._admission = Admission(
             connection,
@@ -129,6 +139,7 @@ class Reception:
         self._tasks = TaskSet("the reception")
         self._changed = asyncio.Event()
         self._withdrawing = False
+        self._trust_503_from = 0.0
 
     # ---- life
 
@@ -143,10 +154,18 @@ class Reception:
         ]
         self._tasks.repeat(self._tick, every_s=TICK_S)
 
-    def ready(self) -> None:
-        """Take jobs."""
+    async def ready(self) -> None:
+        """Take jobs.
+
+        Raises:
+            BusPermissionError: This server's user may not hear what clients send.
+        """
         self.state = "ready"
         self.apply(self.slots.open())
+        await asyncio.sleep(0)  # the place in the queue group is taken by a task
+        await self._connection.check_allowed(
+            self._subjects.rollout, self._subjects.wait, self._subjects.server(self._server_id)
+        )
 
     def drain(self) -> None:
         """Take no more jobs."""
@@ -159,7 +178,7 @@ class Reception:
         self.state = "stopping"
         error = ServerStoppingError("the server stopped before the job was done", origin=self._server_id)
         for job in self.jobs.unfinished():
-            self._runner.cancel(job.job)
+            self._stop(job.job)
             self._end(job.job, to_failure(error, origin=self._server_id))
 
     async def idle(self) -> None:
@@ -192,11 +211,9 @@ class Reception:
         self.counts["cancelled"] += tally.cancelled
         job = self.jobs.get(job_id)
         self.rollouts.add(tally.ended, job.client if job is not None and not job.plain else "")
+        # The outcome is counted before its slot is free: nothing comes in for memory that it takes.
+        self._end(job_id, outcome if isinstance(outcome, Failure) else self._held(outcome))
         self.apply(self.slots.release(job_id, _now()))
-        if isinstance(outcome, Failure):
-            self._end(job_id, outcome)
-        else:
-            self._end(job_id, self._held(outcome))
 
     def _held(self, packed: Packed) -> HeldResult | Failure:
         try:
@@ -206,12 +223,12 @@ class Reception:
 
     def _end(self, job_id: str, outcome: HeldResult | Failure) -> None:
         self._uploads.drop(job_id)
-        held_bytes = outcome.held_bytes if isinstance(outcome, HeldResult) else 0
-        job, instructions = self.jobs.finish(job_id, outcome, held_bytes, _now())
+        job = self.jobs.finish(
+            job_id, outcome, size_bytes=held_size_bytes(outcome), is_failure=isinstance(outcome, Failure), now=_now()
+        )
         if job is not None:
             self._tell(job, outcome)
-        self._obey(instructions)
-        self._changed.set()
+        self.apply(self._pressure.weigh(_now()))
 
     def _tell(self, job: Job, outcome: HeldResult | Failure) -> None:
         limit = self._connection.max_payload
@@ -219,6 +236,8 @@ class Reception:
             data = plain_requests.answer(outcome, max_payload=limit)
         else:
             data = tell(outcome, job=job.job, attempt=job.attempt, server=self._server_id, max_payload=limit)
+            if is_one_message(outcome, max_payload=limit):
+                self.jobs.sent(job.job, _now())
         self.counts["sent_bytes"] += len(data)
         self._connection.send(job.reply, data)
 
@@ -239,9 +258,14 @@ class Reception:
             state = "fingerprint"
         self._connection.send(message.reply, pack(Ok(server=self._server_id, state=state)))
         if state == "ready":
-            self.apply(
-                self.slots.wait(wait.client, inbox=message.reply, jobs=wait.n, priority=wait.priority, now=_now())
-            )
+            self._put_in_line(wait, message.reply)
+
+    def _put_in_line(self, wait: Wait, inbox: str) -> None:
+        line = self.slots.line
+        turned_away = line.turned_away
+        self.apply(self.slots.wait(wait.client, inbox=inbox, jobs=wait.n, priority=wait.priority, now=_now()))
+        if line.turned_away > turned_away:
+            self._notices.note("line full", f"{len(line):,} clients wait: client {wait.client} was turned away", _now())
 
     def _on_direct(self, message: Any) -> None:
         request = parse(message.data)
@@ -256,16 +280,17 @@ class Reception:
             self.jobs.heard(client, reply, _now())
         match request:
             case Check():
-                return self._answers.status(request, _now())
+                return self._answers.status(request, _now(), node=self._connection.node)
             case Fetch():
-                return self._answers.part_of_result(request)
+                return self._answers.part_of_result(request, _now())
             case Part():
                 if (whole := self._answers.take_part(request, _now())) is not None:
-                    job, body = whole
-                    self.start(job, Work(job.job, job.size, body, max_input_bytes=self._settings.max_input_bytes))
+                    job, assembly = whole
+                    work = Work(job.job, job.size, body=assembly.body, body_bytes=assembly.parts.raw_size)
+                    self.start(job, work)
             case Cancel() | Done():
                 self._obey(self.jobs.release(request.jobs, request.client))
-                self._changed.set()
+                self.apply(self._pressure.weigh(_now()))
             case Pass():
                 self.apply(self.slots.decline(request.grant, request.client, _now()))
             case _:
@@ -305,7 +330,7 @@ class Reception:
                     self._connection.send(inbox, pack(message))
         self._changed.set()
 
-    def _obey(self, instructions: Iterable[Probe | Expire | Lose | Forget]) -> None:
+    def _obey(self, instructions: Iterable[Probe | Expire | Lose | LetGo | Forget]) -> None:
         for instruction in instructions:
             match instruction:
                 case Probe(client=client, inbox=inbox):
@@ -321,6 +346,10 @@ class Reception:
                     self.counts["lost_results"] += 1
                     log.error("the result of job %s was dropped: %s", job_id, reason)
                     self._replace(job_id, ResultLostError(reason, origin=self._server_id))
+                case LetGo(job=job_id):
+                    self.counts["unconfirmed_results"] += 1
+                    text = f"the outcome of job {job_id} was let go: it was sent, never confirmed, and memory is short"
+                    self._notices.note("let go", text, _now())
 
     def _stop(self, job_id: str) -> None:
         """Cancel a job. One whose input has not arrived yet runs nowhere: its slot is free at once."""
@@ -329,7 +358,8 @@ class Reception:
         self._runner.cancel(job_id)
 
     def _replace(self, job_id: str, error: EnvbusError) -> None:
-        self.jobs.replace_outcome(job_id, to_failure(error, origin=self._server_id), _now())
+        failure = to_failure(error, origin=self._server_id)
+        self.jobs.replace_outcome(job_id, failure, size_bytes=held_size_bytes(failure), now=_now())
 
     async def _add_credits(self, count: int) -> None:
         if self._connection.is_up:
@@ -351,7 +381,7 @@ class Reception:
         try:
             await self._connection.request(inbox, pack(Ok(server=self._server_id)), timeout_s=PROBE_TIMEOUT_S / 2)
         except NoServerError:
-            gone = True
+            gone = _now() >= self._trust_503_from
         except (TimeoutError, EnvbusError):
             pass
         self.jobs.probe_answered(client, gone=gone, now=_now())
@@ -365,8 +395,11 @@ class Reception:
         instructions = self.jobs.tick(_now())
         self.counts["orphaned"] += sum(isinstance(instruction, Forget) for instruction in instructions)
         self._obey(instructions)
+        self.apply(self._pressure.weigh(_now()))
+        self._notices.tick(_now())
 
     def _on_reconnected(self, outage_s: float) -> None:
+        self._trust_503_from = _now() + return_after_s(outage_s)
         self.jobs.shift_clocks(outage_s)
         self.slots.credits_going()
         self._tasks.spawn(self._withdraw())

@@ -14,34 +14,38 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from envbus.bus.bodies import BodyWorkers
 from envbus.bus.calls import Call, read_call
-from envbus.bus.codec import Limits, decode_map, encode
+from envbus.bus.codec import DEFAULT_LIMITS
 from envbus.bus.failures import to_failure
 from envbus.bus.messages import Failure
-from envbus.bus.transfer import COMPRESS_OVER_BYTES, Packed, pack_body, unpack_body
-from envbus.errors import BadRequestError, CallCancelledError, EncodeError, EnvbusError
-from envbus.evaluation.rows import checked_outputs, failed_output
+from envbus.bus.transfer import Packed
+from envbus.errors import BadRequestError, CallCancelledError, EnvbusError
+from envbus.evaluation.rows import checked_outputs
 from envbus.server.model_endpoints import ModelEndpoints
+from envbus.server.results import ResultBody, failed
 from envbus.server.rollout_log import EndedRollout, ended_rollout
-from envbus.settings import MAX_BODY_BYTES
-from envbus.types import HostableEnvironment, RolloutInput, RolloutOutput
+from envbus.server.turns import CopyTurns
+from envbus.types import HostableEnvironment, RolloutOutput
 
 log = logging.getLogger("envbus.server")
-
-RESULT_LIMITS = Limits(max_bytes=MAX_BODY_BYTES)
-"""The ceiling for results is the server's setting, which is checked once a result is encoded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One admitted job. ``call`` is the map of a plain request; else ``body`` holds it."""
+    """One admitted job.
+
+    Attributes:
+        call: The map of a plain request.
+        body: Returns the call's bytes otherwise, decompressed and checked; not on a loop if they are many.
+        body_bytes: How many they are.
+    """
 
     job: str
     size: int
-    body: bytes = b""
-    encoding: Any = ""
     call: Mapping[str, Any] | None = None
-    max_input_bytes: int = 0
+    body: Callable[[], bytes] = bytes
+    body_bytes: int = 0
     compress: bool = True
 
 
@@ -66,15 +70,24 @@ class Runner:
     Args:
         environment: What is served.
         endpoints: Makes model clients, and decides which keys they may use.
+        workers: Pack and unpack large bodies.
         report: Called once with the outcome of each job that was started.
         server_id: Origin of the failures reported.
     """
 
     def __init__(
-        self, environment: HostableEnvironment, *, endpoints: ModelEndpoints, report: Report, server_id: str
+        self,
+        environment: HostableEnvironment,
+        *,
+        endpoints: ModelEndpoints,
+        workers: BodyWorkers,
+        report: Report,
+        server_id: str,
     ) -> None:
         self._environment = environment
         self._endpoints = endpoints
+        self._workers = workers
+        self._turns = CopyTurns()
         self._report = report
         self._server_id = server_id
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -127,20 +140,23 @@ class Runner:
         return to_failure(error, origin=self._server_id)
 
     async def _outcome(self, work: Work, tally: Tally) -> Packed:
-        call = read_call(work.call if work.call is not None else self._decode(work))
+        call = read_call(work.call if work.call is not None else await self._read(work))
         if call.kind == "rollout" and self._environment.requires_group_rollouts:
             raise BadRequestError("this environment scores its rollouts in groups: call run_group")
         if call.size != work.size:
             raise BadRequestError(f"the job claimed {work.size} slots for {call.size} inputs")
         started = time.monotonic()
         outputs = await self._outputs(call)
-        body = _encode_outputs(call, outputs, tally, job_s=time.monotonic() - started)
-        if work.compress and len(body) > COMPRESS_OVER_BYTES:
-            return await asyncio.to_thread(pack_body, body)
-        return Packed(body, "", len(body))
+        job_s = time.monotonic() - started
+        result = ResultBody(call, outputs)
+        del outputs  # what is left of a large one dies in slices, once it is packed
+        async with self._turns.copied(result.frozen):
+            packed = await self._workers.packing(result.encode, result.frozen, compress=work.compress)
+        _count(result.outputs, tally, job_s=job_s)
+        return packed
 
-    def _decode(self, work: Work) -> dict[str, Any]:
-        return decode_map(unpack_body(work.body, work.encoding, max_bytes=work.max_input_bytes))
+    async def _read(self, work: Work) -> dict[str, Any]:
+        return await self._workers.unpack(work.body, work.body_bytes, limits=DEFAULT_LIMITS)
 
     async def _outputs(self, call: Call) -> list[RolloutOutput]:
         started_at, started = time.time(), time.monotonic()
@@ -154,42 +170,19 @@ class Runner:
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
             log.warning("%s failed in the environment: %s", call.kind, type(error).__name__, exc_info=error)
-            return [_failed(item, error, started_at, time.monotonic() - started) for item in call.inputs]
+            total_s = time.monotonic() - started
+            return [failed(item, error, start_time=started_at, total_s=total_s) for item in call.inputs]
 
     def _call(self, call: Call) -> Awaitable[Any]:
-        client = self._endpoints.client(call.client) if call.client is not None else None
+        client = self._endpoints.client(call.client, loopback=call.loopback) if call.client is not None else None
         options: dict[str, Any] = {"max_retries": call.max_retries, "state_columns": call.state_columns}
         if call.kind == "group":
             return self._environment.run_group(call.inputs, client, call.model, call.sampling_args, **options)
         return self._environment.run_rollout(call.inputs[0], client, call.model, call.sampling_args, **options)
 
 
-def _encode_outputs(call: Call, outputs: list[RolloutOutput], tally: Tally, *, job_s: float) -> bytes:
-    """Encode a whole result; an output that cannot be encoded fails alone, its group is kept."""
-    try:
-        body = encode(_result_map(call, outputs), limits=RESULT_LIMITS)
-    except EncodeError:
-        outputs = [_encodable(item, output) for item, output in zip(call.inputs, outputs, strict=True)]
-        body = encode(_result_map(call, outputs), limits=RESULT_LIMITS)
-    failed = sum(output.get("error") is not None for output in outputs)
-    tally.failed += failed
-    tally.done += len(outputs) - failed
+def _count(outputs: list[RolloutOutput], tally: Tally, *, job_s: float) -> None:
+    failures = sum(output.get("error") is not None for output in outputs)
+    tally.failed += failures
+    tally.done += len(outputs) - failures
     tally.ended += [ended_rollout(output, job_s=job_s) for output in outputs]
-    return body
-
-
-def _result_map(call: Call, outputs: list[RolloutOutput]) -> dict[str, Any]:
-    return {"output": outputs[0]} if call.kind == "rollout" else {"outputs": outputs}
-
-
-def _encodable(item: RolloutInput, output: RolloutOutput) -> RolloutOutput:
-    try:
-        encode(output, limits=RESULT_LIMITS)
-    except EncodeError as error:
-        return _failed(item, error, time.time(), 0.0)
-    return output
-
-
-def _failed(item: RolloutInput, error: BaseException, start_time: float, total_s: float) -> RolloutOutput:
-    example_id = item.get("example_id", 0)
-    return failed_output(item, error, example_id=example_id, start_time=start_time, total_s=total_s)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from envbus.adapters.hosting import hosted, load_hosted
 from envbus.bus.address import BusOptions, resolve_bus_options
 from envbus.bus.bus import Bus
 from envbus.bus.lifeline import watch_lifeline
@@ -21,7 +22,7 @@ from envbus.bus.messages import Failure
 from envbus.bus.subjects import DEFAULT_PREFIX, Subjects
 from envbus.bus.thread import Crossing
 from envbus.bus.transfer import Packed
-from envbus.environments.loader import apply_settings, check_hostable, load_environment
+from envbus.environments.loader import apply_settings, check_hostable
 from envbus.errors import EnvironmentLoadError, UsageError
 from envbus.logs import setup_logging
 from envbus.server.desks import DeskOptions, Desks
@@ -100,7 +101,7 @@ class NATSEnvServer:
         self._metrics_host = metrics_host
         self._subjects = Subjects(self._identity.env, prefix)
         self._max_concurrent = max_concurrent
-        self._endpoints = ModelEndpoints(KeyPolicy(allow_keys))
+        self._endpoints = ModelEndpoints(KeyPolicy(allow_keys, server_id=self._identity.server_id))
         self._environment = environment
         self._extra_env_kwargs = dict(extra_env_kwargs or {})
         self._lifeline_fd = lifeline_fd
@@ -220,7 +221,13 @@ class NATSEnvServer:
         log.info("metrics and health are at http://%s:%d/metrics, /livez and /readyz", self._metrics_host, port)
 
     async def _serve(self, environment: HostableEnvironment) -> None:
-        self._runner = Runner(environment, endpoints=self._endpoints, report=self._report, server_id=self.server_id)
+        self._runner = Runner(
+            environment,
+            endpoints=self._endpoints,
+            workers=self._bus.workers,
+            report=self._report,
+            server_id=self.server_id,
+        )
         with self._stops.while_serving(self._loop):
             await self._desks.catalogue.describe(environment)
             await self._bus.thread.run(self._desks.ready())
@@ -266,10 +273,12 @@ class NATSEnvServer:
     async def _load(self) -> HostableEnvironment:
         """Load in the main thread: libraries of environments install signal handlers and event loops there."""
         if self._environment is not None:
-            return _hostable(self._environment)
+            return _hostable(hosted(self._environment))
         try:
             with self._stops.while_loading():
-                environment = _hostable(load_environment(self._identity.env_id, **self._identity.env_args))
+                identity = self._identity
+                loaded = load_hosted(identity.env_id, identity.env_args, max_concurrent=self._max_concurrent)
+                environment = _hostable(loaded)
                 apply_settings(environment, self._extra_env_kwargs)
                 return environment
         except Exception as error:

@@ -3,14 +3,16 @@
 Pure: events and a clock value in, instructions out. A free slot goes to the
 waiting line first; only when the line is empty does it become a credit, which
 lets nats-server deliver one more pushed job. running + grants + credits never
-exceeds the capacity, but by a group, which may start on one free slot.
+exceeds the capacity, but by a group, which may start on one free slot. While
+memory is short nothing new comes in: that is held back, not dropped.
 """
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from envbus.server.line import Line
+from envbus.server.line import NOBODY, Line
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +46,34 @@ class Slots:
         capacity: Rollouts at once.
         grant_ttl_s: A grant that is not used in this time is taken back.
         wait_ttl_s: A waiting client that is silent for this long leaves the line.
+        max_inputs_bytes: While the inputs of running jobs take this much, no more come in.
     """
 
-    def __init__(self, capacity: int, *, grant_ttl_s: float, wait_ttl_s: float) -> None:
+    def __init__(
+        self, capacity: int, *, grant_ttl_s: float, wait_ttl_s: float, max_inputs_bytes: int | None = None
+    ) -> None:
         self.capacity = capacity
         self.line = Line()
         self.credits = 0
         self._grant_ttl_s = grant_ttl_s
         self._wait_ttl_s = wait_ttl_s
-        self._running: dict[str, int] = {}
+        self._max_inputs_bytes = max_inputs_bytes
+        self._running: dict[str, tuple[int, int]] = {}
+        """Job → slots and bytes of input."""
+        self.in_flight = 0
+        self.inputs_bytes = 0
+        self._is_full = False
+        self._held_back: AbstractSet[str] = NOBODY
         self._grants: dict[str, tuple[str, float]] = {}
         self._grant_count = 0
         self._open = False
         self._withdrawing = False
 
     @property
-    def in_flight(self) -> int:
-        """Slots that running jobs take."""
-        return sum(self._running.values())
+    def is_short_of_memory(self) -> bool:
+        """Whether no work is taken until results are collected or inputs are done with."""
+        inputs_are_full = self._max_inputs_bytes is not None and self.inputs_bytes >= self._max_inputs_bytes
+        return self._is_full or inputs_are_full
 
     @property
     def free(self) -> int:
@@ -80,6 +92,11 @@ class Slots:
         self._grants.clear()
         return self._settle(0.0)
 
+    def hold_back(self, *, is_full: bool, clients: AbstractSet[str], now: float) -> list[Instruction]:
+        """Results that wait to be collected take all the memory for them, or too much of it for these clients."""
+        self._is_full, self._held_back = is_full, clients
+        return self._settle(now)
+
     def wait(self, client: str, *, inbox: str, jobs: int, priority: int, now: float) -> list[Instruction]:
         """A client said how many jobs it has waiting."""
         if not self._open:
@@ -87,24 +104,24 @@ class Slots:
         self.line.put(client, inbox=inbox, jobs=jobs, priority=priority, now=now)
         return self._settle(now)
 
-    def push(self, job: str, size: int, now: float) -> tuple[bool, list[Instruction]]:
+    def push(
+        self, job: str, size: int, now: float, *, client: str = "", input_bytes: int = 0
+    ) -> tuple[bool, list[Instruction]]:
         """A job came through the queue group. Returns whether it may run."""
-        had_credit = self.credits > 0
-        if had_credit:
-            self.credits -= 1
-        return self._admit(job, size), self._settle(now)
+        self.credits = max(0, self.credits - 1)
+        return self._admit(job, client, size=size, input_bytes=input_bytes), self._settle(now)
 
     def bounce(self, now: float) -> list[Instruction]:
         """A message that is no new job used up a credit."""
         self.credits = max(0, self.credits - 1)
         return self._settle(now)
 
-    def redeem(self, grant: str, client: str, job: str, size: int, now: float) -> tuple[bool, list[Instruction]]:
+    def redeem(
+        self, grant: str, client: str, job: str, size: int, now: float, *, input_bytes: int = 0
+    ) -> tuple[bool, list[Instruction]]:
         """A job came straight to this server on a grant. Returns whether it may run."""
-        held = self._grants.get(grant)
-        if held is not None and held[0] == client:
-            del self._grants[grant]
-        return self._admit(job, size), self._settle(now)
+        self._take_back(grant, client)
+        return self._admit(job, client, size=size, input_bytes=input_bytes), self._settle(now)
 
     def decline(self, grant: str, client: str, now: float) -> list[Instruction]:
         """A client has no use for its grant, so it has nothing waiting."""
@@ -126,7 +143,9 @@ class Slots:
 
     def release(self, job: str, now: float) -> list[Instruction]:
         """A job runs no more."""
-        self._running.pop(job, None)
+        size, input_bytes = self._running.pop(job, (0, 0))
+        self.in_flight -= size
+        self.inputs_bytes -= input_bytes
         return self._settle(now)
 
     def credits_going(self) -> None:
@@ -149,25 +168,29 @@ class Slots:
         self.line.forget_silent(now - self._wait_ttl_s)
         return self._settle(now)
 
-    def _admit(self, job: str, size: int) -> bool:
+    def _admit(self, job: str, client: str, *, size: int, input_bytes: int) -> bool:
+        has_room = self.free > 0 and not self.is_short_of_memory and client not in self._held_back
         # A cancelled copy of the same job may still be cleaning up: two of one name are never in.
-        admitted = self._open and self.free > 0 and job not in self._running
+        admitted = self._open and has_room and job not in self._running
         if admitted:
-            self._running[job] = size
+            self._running[job] = size, input_bytes
+            self.in_flight += size
+            self.inputs_bytes += input_bytes
         return admitted
 
     def _settle(self, now: float) -> list[Instruction]:
         instructions: list[Instruction] = []
-        while self._open and self.free > 0 and (turn := self.line.next()):
+        is_open = self._open and not self.is_short_of_memory
+        while is_open and self.free > 0 and (turn := self.line.next(without=self._held_back)):
             self._grant_count += 1
             grant = str(self._grant_count)
             self._grants[grant] = (turn[0], now + self._grant_ttl_s)
             instructions.append(SendGrant(client=turn[0], inbox=turn[1], grant=grant))
-        wanted_back = not self._open or len(self.line) > 0
+        wanted_back = not is_open or self.line.has_turn(without=self._held_back)
         if wanted_back and self.credits > 0 and not self._withdrawing:
             self._withdrawing = True
             instructions.append(WithdrawCredits())
-        elif self._open and not wanted_back and 0 < self.free >= self.credits and not self._withdrawing:
+        elif not wanted_back and 0 < self.free >= self.credits and not self._withdrawing:
             # At least doubled each time, so that a busy server does not join the queue group once per job.
             instructions.append(AddCredits(self.free))
             self.credits += self.free

@@ -18,6 +18,7 @@ from types import FrameType
 
 from envbus.bus.lifeline import kill_group
 from envbus.bus.thread import Crossing
+from envbus.errors import EnvironmentLoadError
 
 log = logging.getLogger("envbus.server")
 
@@ -88,6 +89,10 @@ class Stops:
         before = {number: signal.signal(number, interrupt) for number in SIGNALS}
         try:
             yield
+        except (EnvironmentLoadError, KeyboardInterrupt) as error:
+            if (number := _signal_behind(error)) is None:
+                raise
+            raise LoadInterruptedError(number.name) from error
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -116,6 +121,14 @@ class Stops:
             log.warning("second signal: running rollouts are cancelled now")
             self.stop_at_once()
         self.stop()
+
+
+def _signal_behind(error: BaseException) -> signal.Signals | None:
+    """The signal that ended a load through a handler which a library installed meanwhile, if one did."""
+    if isinstance(error, KeyboardInterrupt):
+        return signal.SIGINT
+    exited = isinstance(error.__cause__, SystemExit) and error.__cause__.code == 128 + signal.SIGTERM
+    return signal.SIGTERM if exited else None
 
 
 def leave_soon(after_s: float, leave: Callable[[], None]) -> threading.Timer:

@@ -29,24 +29,22 @@ class Uploads:
         except DecodeError as error:
             raise BadRequestError(f"input: {error}; the limit is ENVBUS_SERVER_MAX_INPUT_BYTES") from error
 
-    def put(self, job_id: str, index: int, data: bytes) -> bytes | None:
-        """Take in one part; returns the whole input with the last one. A part that came twice is fine.
+    def put(self, job_id: str, index: int, data: bytes) -> Assembly | None:
+        """Take in one part; returns the input with the last one. A part that came twice is fine.
 
         Raises:
-            BadRequestError: The part is wrong, or the whole is damaged.
+            BadRequestError: The part is wrong.
         """
         assembly = self._assemblies.get(job_id)
         if assembly is None:
             return None
         try:
             assembly.put(index, data)
-            if assembly.missing:
-                return None
-            body = assembly.body()
         except DecodeError as error:
             raise BadRequestError(f"input: {error}") from error
-        del self._assemblies[job_id]
-        return body
+        if assembly.missing:
+            return None
+        return self._assemblies.pop(job_id)
 
     def drop(self, job_id: str) -> bool:
         """Expect it no more. True if parts of it were still missing."""

@@ -27,7 +27,7 @@ def test_many_failures_fit_on_a_message_and_are_all_told_in_the_end() -> None:
     waiting = {f"job{number}" for number in range(3 * MAX_FAILURES_TOLD)}
     for job_id in sorted(waiting):
         jobs.add(Job(job_id, "c", 1, 1, "_INBOX.a.b", 0.0), 0.0)
-        jobs.finish(job_id, to_failure(error, origin="s"), 0, 0.0)
+        jobs.finish(job_id, to_failure(error, origin="s"), size_bytes=0, is_failure=True, now=0.0)
     for _ in range(3):
         status = answers.status(Check(client="c", jobs=sorted(waiting)), 1.0)
         assert len(pack(status)) < 1024 * 1024

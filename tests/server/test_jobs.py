@@ -1,13 +1,15 @@
-"""The job table: held results, their budget, and clients that fall silent (CASES P33)."""
+"""The job table: held results, and clients that fall silent (CASES P07, P33)."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from envbus.server.jobs import Expire, Forget, Instruction, Job, Jobs, JobState, LeaseLimits, Lose, Probe
+from envbus.server.jobs import Expire, Forget, Instruction, Job, Jobs, JobState, LeaseLimits, LetGo, Lose, Probe
 
 START = 1000.0
 LIMITS = LeaseLimits(
@@ -27,8 +29,16 @@ def holding(*sizes: int) -> Jobs:
     jobs = Jobs(LIMITS)
     for number, size in enumerate(sizes):
         add(jobs, str(number))
-        jobs.finish(str(number), f"result {number}", size, START + number)
+        finish(jobs, str(number), size, now=START + number)
     return jobs
+
+
+def finish(jobs: Jobs, name: str, size: int = 0, *, outcome: str = "result", now: float = START) -> Job | None:
+    return jobs.finish(name, outcome, size_bytes=size, is_failure=outcome == "failure", now=now)
+
+
+def replace(jobs: Jobs, name: str, failure: str, now: float) -> None:
+    jobs.replace_outcome(name, failure, size_bytes=0, now=now)
 
 
 def is_empty(jobs: Jobs) -> bool:
@@ -53,8 +63,9 @@ def test_a_job_from_admission_to_release_leaves_nothing() -> None:
     jobs = Jobs(LIMITS)
     job = add(jobs, "1")
     assert jobs.unfinished() == [job]
-    assert jobs.finish("1", "result", 400, START + 1) == (job, [])
+    assert finish(jobs, "1", 400, now=START + 1) is job
     assert (job.state, job.outcome, jobs.held_bytes, jobs.held_count) == (JobState.DONE, "result", 400, 1)
+    assert jobs.unfinished() == []
     assert jobs.release(["1"], "c") == [Forget("1")]
     assert job.outcome is None
     assert is_empty(jobs)
@@ -69,15 +80,15 @@ def test_a_job_belongs_to_its_client() -> None:
 
 def test_an_end_that_nobody_wants_is_no_job() -> None:
     jobs = holding(10)
-    assert jobs.finish("0", "again", 10, START) == (None, [])
-    assert jobs.finish("unknown", "result", 10, START) == (None, [])
+    assert finish(jobs, "0", 10, outcome="again") is None
+    assert finish(jobs, "unknown", 10) is None
     assert jobs.held_bytes == 10
 
 
 def test_a_plain_request_holds_nothing() -> None:
     jobs = Jobs(LIMITS)
     job = add(jobs, "1", plain=True)
-    assert jobs.finish("1", "result", 400, START) == (job, [])
+    assert finish(jobs, "1", 400) is job
     assert is_empty(jobs)
 
 
@@ -88,34 +99,21 @@ def test_age_of_the_oldest_unfinished_job() -> None:
     assert jobs.oldest_age_s(START + 50) == 30.0
 
 
-# ---- the budget
+# ---- what is held, and for how long
 
 
-def test_over_the_budget_the_oldest_results_are_lost() -> None:
-    """CASES P33: reply caches have a byte bound."""
-    jobs = holding(400, 400)
-    add(jobs, "new")
-    _, instructions = jobs.finish("new", "result", 500, START + 9)
-    (lose,) = instructions
-    assert isinstance(lose, Lose)
-    assert lose.job == "0"
-    jobs.replace_outcome("0", "lost", START + 9)
-    assert (jobs.held_bytes, jobs.held_count) == (900, 3)
-    assert jobs.get("0").outcome == "lost"  # type: ignore[union-attr]
-
-
-def test_as_many_are_lost_as_it_takes_but_never_the_newest() -> None:
-    jobs = holding(300, 300, 300)
-    add(jobs, "huge")
-    _, instructions = jobs.finish("huge", "result", 5000, START + 9)
-    assert [lose.job for lose in instructions if isinstance(lose, Lose)] == ["0", "1", "2"]
-
-
-def test_failures_take_no_memory_and_are_not_lost_for_the_budget() -> None:
-    jobs = holding(0, 900)
-    add(jobs, "new")
-    _, instructions = jobs.finish("new", "result", 200, START + 9)
-    assert [lose.job for lose in instructions if isinstance(lose, Lose)] == ["1"]
+def test_over_the_budget_nothing_is_lost() -> None:
+    """CASES P33: a bound with back-pressure instead of growth, and instead of loss."""
+    jobs = holding(400, 400, 5000)
+    jobs.heard("c", "inbox.c", START + 9)
+    assert jobs.tick(START + 9) == []
+    assert (jobs.is_full, jobs.held_count, jobs.held_bytes) == (True, 3, 5800)
+    assert jobs.heavy_clients == {"c"}
+    jobs.release(["2"], "c")
+    assert not jobs.is_full
+    assert jobs.heavy_clients == {"c"}
+    jobs.release(["1"], "c")
+    assert jobs.heavy_clients == set()
 
 
 def test_a_result_that_is_not_collected_is_lost_then_forgotten() -> None:
@@ -125,7 +123,7 @@ def test_a_result_that_is_not_collected_is_lost_then_forgotten() -> None:
     jobs.heard("c", "", START + 600)
     (lose,) = jobs.tick(START + 600)
     assert isinstance(lose, Lose)
-    jobs.replace_outcome("0", "lost", START + 600)
+    replace(jobs, "0", "lost", START + 600)
     assert jobs.held_bytes == 0
     jobs.heard("c", "", START + 1199)
     jobs.tick(START + 1199)
@@ -135,9 +133,57 @@ def test_a_result_that_is_not_collected_is_lost_then_forgotten() -> None:
     assert is_empty(jobs)
 
 
+def test_a_failure_that_is_not_collected_stays_what_it_is_until_it_leaves() -> None:
+    """A client that asks late is told why its job failed, not that a result was lost."""
+    jobs = Jobs(LIMITS)
+    job = add(jobs, "1")
+    finish(jobs, "1", 40, outcome="failure")
+    jobs.heard("c", "", START + 599)
+    assert jobs.tick(START + 599) == []
+    assert job.outcome == "failure"
+    jobs.heard("c", "", START + 600)
+    assert jobs.tick(START + 600) == []
+    assert is_empty(jobs)
+
+
+def test_while_memory_is_short_what_was_sent_and_is_asked_for_no_more_is_let_go() -> None:
+    """A client that never says done keeps no server from its work for long."""
+    jobs = holding(400, 400, 400)
+    for name in ("0", "1"):
+        jobs.sent(name, START + 3)
+    jobs.mentioned("1", "c", START + 8)
+    jobs.heard("c", "inbox.c", START + 13)
+    assert jobs.tick(START + 12.9) == []
+    assert jobs.tick(START + 13) == [LetGo("0")]
+    assert jobs.get("0") is None
+    assert (jobs.is_full, jobs.held_count) == (False, 2)
+    jobs.heard("c", "inbox.c", START + 18)
+    assert jobs.tick(START + 18) == [LetGo("1")], "its client still uses half of the memory"
+    jobs.heard("c", "inbox.c", START + 500)
+    assert jobs.tick(START + 500) == [], "the last one was never sent"
+
+
+def test_an_input_that_stops_coming_gives_its_slot_back() -> None:
+    """Its client asks about it every second and sends nothing."""
+    jobs = Jobs(LIMITS)
+    job = add(jobs, "1")
+    job.state = JobState.RECEIVING
+    job.fed_at = START + 50
+    for second in range(1, 350):
+        now = START + second
+        jobs.heard("c", "inbox.c", now)
+        jobs.checked("c")
+        jobs.mentioned("1", "c", now)
+        assert jobs.tick(now) == []
+    jobs.heard("c", "inbox.c", START + 350)
+    (expire,) = jobs.tick(START + 350)
+    assert isinstance(expire, Expire)
+    assert "no part of its input came for 300 s" in expire.reason
+
+
 def test_replacing_the_outcome_of_an_unknown_job_is_harmless() -> None:
     jobs = Jobs(LIMITS)
-    jobs.replace_outcome("nobody", "lost", START)
+    replace(jobs, "nobody", "lost", START)
     assert is_empty(jobs)
 
 
@@ -167,7 +213,7 @@ def test_a_client_whose_inbox_is_gone_for_the_grace_is_forgotten() -> None:
     jobs = Jobs(LIMITS)
     add(jobs, "running")
     add(jobs, "done")
-    jobs.finish("done", "result", 400, START)
+    finish(jobs, "done", 400)
     assert lapse(jobs, start=START, end=START + 12, gone=True) == []
     assert lapse(jobs, start=START + 13, end=START + 13, gone=True) == [Forget("done"), Forget("running")]
     assert is_empty(jobs)
@@ -192,7 +238,7 @@ def test_a_client_that_is_there_but_silent_keeps_its_jobs_up_to_the_orphan_timeo
     jobs = Jobs(LIMITS)
     add(jobs, "running")
     add(jobs, "done")
-    jobs.finish("done", "result", 400, START)
+    finish(jobs, "done", 400)
     assert lapse(jobs, start=START, end=START + 299, gone=False) == []
     (expire,) = lapse(jobs, start=START + 300, end=START + 300, gone=False)
     assert isinstance(expire, Expire)
@@ -206,8 +252,8 @@ def test_a_client_that_dies_after_its_jobs_expired_leaves_nothing() -> None:
     add(jobs, "1")
     (expire,) = lapse(jobs, start=START, end=START + 300, gone=False)
     assert isinstance(expire, Expire)
-    jobs.replace_outcome("1", "expired", START + 300)
-    assert jobs.finish("1", "cancelled", 0, START + 301) == (None, [])
+    replace(jobs, "1", "expired", START + 300)
+    assert finish(jobs, "1", now=START + 301) is None
     assert lapse(jobs, start=START + 301, end=START + 320, gone=True) == [Forget("1")]
     assert is_empty(jobs)
 
@@ -216,7 +262,7 @@ def test_a_plain_requester_is_never_probed_as_the_probe_would_be_its_one_reply()
     jobs = Jobs(LIMITS)
     add(jobs, "1", plain=True)
     assert jobs.tick(START + 1000) == []
-    assert jobs.finish("1", "outcome", 0, START + 1001)[0] is not None
+    assert finish(jobs, "1", now=START + 1001) is not None
     assert is_empty(jobs)
 
 
@@ -225,7 +271,7 @@ def test_while_this_side_is_cut_off_no_clock_runs() -> None:
     jobs = Jobs(LIMITS)
     add(jobs, "running")
     add(jobs, "done")
-    jobs.finish("done", "result", 400, START)
+    finish(jobs, "done", 400)
     lapse(jobs, start=START, end=START + 5, gone=True)
     outage_s = 5000.0
     jobs.shift_clocks(outage_s)
@@ -254,6 +300,9 @@ class JobsMachine(RuleBasedStateMachine):
         self.now = START
         self.count = 0
         self.here: dict[str, Job] = {}
+        self.sizes: dict[str, int] = {}
+        self.sent: set[str] = set()
+        self.failures: set[str] = set()
 
     def obey(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
@@ -262,12 +311,21 @@ class JobsMachine(RuleBasedStateMachine):
                     assert self.here.pop(name).outcome is None
                 case Expire(job=name):
                     assert self.here[name].state is not JobState.DONE
-                    self.jobs.replace_outcome(name, "expired", self.now)
+                    self.fail(name)
                 case Lose(job=name):
-                    assert not self.here[name].lost
-                    self.jobs.replace_outcome(name, "lost", self.now)
+                    assert name not in self.failures
+                    self.fail(name)
+                case LetGo(job=name):
+                    assert self.here.pop(name).outcome is None
+                    assert name in self.sent, "nothing that its client may need is dropped for memory"
                 case Probe(client=client, inbox=inbox):
                     assert inbox.endswith(client)
+
+    def fail(self, name: str) -> None:
+        self.failures.add(name)
+        self.sent.discard(name)
+        self.sizes[name] = 7
+        self.jobs.replace_outcome(name, "failure", size_bytes=7, now=self.now)
 
     @rule(client=CLIENTS)
     def admit(self, client: str) -> None:
@@ -276,14 +334,25 @@ class JobsMachine(RuleBasedStateMachine):
         self.here[name] = add(self.jobs, name, client=client, now=self.now)
 
     @precondition(lambda self: self.here)
-    @rule(data=st.data(), size=st.integers(0, 700))
-    def finish(self, data: st.DataObject, size: int) -> None:
+    @rule(data=st.data(), size=st.integers(0, 700), outcome=st.sampled_from(["result", "failure"]))
+    def finish(self, data: st.DataObject, size: int, outcome: str) -> None:
         name = data.draw(st.sampled_from(sorted(self.here)))
         was_done = self.here[name].state is JobState.DONE
-        job, instructions = self.jobs.finish(name, "result", size, self.now)
-        assert (job is None) == was_done
-        self.obey(instructions)
-        assert self.jobs.held_bytes <= LIMITS.hold_results_bytes
+        assert (finish(self.jobs, name, size, outcome=outcome, now=self.now) is None) == was_done
+        if not was_done:
+            self.sizes[name] = size
+            if outcome == "failure":
+                self.failures.add(name)
+
+    @precondition(lambda self: self.here)
+    @rule(data=st.data(), is_asked=st.booleans())
+    def send(self, data: st.DataObject, is_asked: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.here)))
+        if is_asked:
+            self.jobs.mentioned(name, self.here[name].client, self.now)
+        elif self.here[name].state is JobState.DONE:
+            self.sent.add(name)
+            self.jobs.sent(name, self.now)
 
     @precondition(lambda self: self.here)
     @rule(data=st.data())
@@ -311,12 +380,19 @@ class JobsMachine(RuleBasedStateMachine):
         self.obey(self.jobs.tick(self.now))
         for name in list(self.here):
             if self.jobs.get(name) is None:
-                assert self.here.pop(name).lost, "only the tombstone of a lost result leaves without a word"
+                assert self.here.pop(name).outcome is None
+                assert name in self.failures, "only a failure leaves without a word"
 
     @invariant()
     def accounts_are_exact(self) -> None:
         held = [job for job in self.here.values() if job.state is JobState.DONE]
-        assert self.jobs.held_bytes == sum(job.held_bytes for job in held)
+        sizes = {job.job: self.sizes[job.job] for job in held}
+        assert self.jobs.held_bytes == sum(sizes.values())
+        assert self.jobs.is_full == (sum(sizes.values()) >= LIMITS.hold_results_bytes)
+        shares = Counter[str]()
+        for job in held:
+            shares[job.client] += sizes[job.job]
+        assert self.jobs.heavy_clients == {c for c, size in shares.items() if 2 * size >= LIMITS.hold_results_bytes}
         assert self.jobs.held_count == len(held)
         assert len(self.jobs) == len(self.here)
         assert {id(job) for job in self.jobs.unfinished()} == {id(job) for job in self.here.values()} - set(
@@ -354,7 +430,7 @@ def test_a_job_that_its_living_client_never_asks_about_is_expired() -> None:
         assert jobs.mentioned("known", "c", now) is not None
         said += jobs.tick(now)
         if said:
-            jobs.replace_outcome("ghost", "expired", now)
+            replace(jobs, "ghost", "expired", now)
     (expire,) = said
     assert isinstance(expire, Expire)
     assert expire.job == "ghost"

@@ -1,4 +1,4 @@
-"""Who gets a server's slots (CASES P15, P31, P52)."""
+"""Who gets a server's slots, and what is held back while memory is short (CASES P15, P31, P33, P52)."""
 
 from __future__ import annotations
 
@@ -242,16 +242,77 @@ def test_slots_are_shared_evenly_while_all_wait(backlogs: dict[str, int]) -> Non
         instructions = slots.release(running.pop(0), 0.0)
 
 
+# ---- while memory is short
+
+
+def hold_back(slots: Slots, *clients: str, is_full: bool = False) -> list[Instruction]:
+    return slots.hold_back(is_full=is_full, clients=frozenset(clients), now=0.0)
+
+
+def test_while_results_take_all_their_memory_nothing_is_taken() -> None:
+    """P33: credits go, nobody is granted anything, pushes are refused; then all comes back."""
+    slots = make(2)
+    assert hold_back(slots, is_full=True) == [WithdrawCredits()]
+    assert hold_back(slots, is_full=True) == []
+    assert slots.push("late", 1, 0.0) == (False, [])
+    assert slots.credits_gone(0.0) == []
+    assert wait(slots, "a", 1) == []
+    assert slots.redeem("1", "a", "job", 1, 0.0) == (False, [])
+    assert slots.is_short_of_memory
+    assert [grant.client for grant in grants(hold_back(slots))] == ["a"]
+    assert slots.credits == 1, "what nobody waits for is open to all"
+
+
+def test_a_grant_that_was_given_before_memory_was_short_is_refused() -> None:
+    slots, instructions = waiting(1, a=1)
+    (grant,) = grants(instructions)
+    hold_back(slots, is_full=True)
+    assert slots.redeem(grant.grant, "a", "job", 1, 0.0) == (False, [])
+
+
+def test_a_client_that_uses_too_much_is_held_back_and_others_are_not() -> None:
+    slots = make(2)
+    assert hold_back(slots, "slow") == []
+    assert slots.push("its", 1, 0.0, client="slow")[0] is False
+    assert slots.push("ours", 1, 0.0, client="quick")[0] is True
+    assert wait(slots, "slow", 5) == []
+    assert slots.credits > 0, "credits stay open while only those wait that are held back"
+    slots.release("ours", 0.0)
+    (withdraw,) = wait(slots, "quick", 1)
+    assert isinstance(withdraw, WithdrawCredits)
+    assert [grant.client for grant in grants(slots.credits_gone(0.0))] == ["quick"]
+    assert [grant.client for grant in grants(hold_back(slots))] == []
+    assert [grant.client for grant in grants(slots.credits_gone(0.0))] == ["slow"]
+
+
+def test_inputs_have_a_budget() -> None:
+    """P33: the sum of what runs and comes in; one more may start while it is under the budget."""
+    slots = Slots(4, grant_ttl_s=GRANT_TTL_S, wait_ttl_s=WAIT_TTL_S, max_inputs_bytes=100)
+    slots.open()
+    assert slots.push("1", 1, 0.0, input_bytes=99)[0] is True
+    assert slots.push("2", 1, 0.0, input_bytes=99) == (True, [WithdrawCredits()])
+    assert slots.push("3", 1, 0.0, input_bytes=1)[0] is False
+    slots.credits_gone(0.0)
+    assert (slots.inputs_bytes, slots.is_short_of_memory) == (198, True)
+    assert slots.release("1", 0.0) == [AddCredits(3)]
+    assert slots.release("1", 0.0) == []
+    assert (slots.inputs_bytes, slots.in_flight) == (99, 1)
+
+
 class SlotsMachine(RuleBasedStateMachine):
     """Random events, with nats-server's side of the credits modelled."""
 
     CLIENTS = st.sampled_from(["a", "b", "c"])
+    INPUTS = st.sampled_from([0, 10, 150])
 
     def __init__(self) -> None:
         super().__init__()
         self.capacity = 5
-        self.slots = Slots(self.capacity, grant_ttl_s=GRANT_TTL_S, wait_ttl_s=WAIT_TTL_S)
+        self.slots = Slots(self.capacity, grant_ttl_s=GRANT_TTL_S, wait_ttl_s=WAIT_TTL_S, max_inputs_bytes=100)
         self.now = 100.0
+        self.is_full = False
+        self.held_back: frozenset[str] = frozenset()
+        self.inputs: dict[str, int] = {}
         self.credits = 0
         self.withdrawing = False
         self.open = True
@@ -267,7 +328,8 @@ class SlotsMachine(RuleBasedStateMachine):
                 case AddCredits(count=count):
                     assert count > 0
                     assert self.open
-                    assert len(self.slots.line) == 0, "no credits while somebody waits"
+                    assert not self.is_short
+                    assert not self.somebody_waits, "no credits while somebody waits"
                     assert not self.withdrawing
                     self.credits += count
                 case WithdrawCredits():
@@ -276,12 +338,25 @@ class SlotsMachine(RuleBasedStateMachine):
                 case SendGrant(client=client, grant=grant):
                     assert self.open
                     assert grant not in self.granted
+                    assert not self.is_short
+                    assert client not in self.held_back
                     self.granted[grant] = client
 
-    def admit(self, result: tuple[bool, list[Instruction]], job: str, size: int) -> None:
+    @property
+    def is_short(self) -> bool:
+        return self.is_full or sum(self.inputs.values()) >= 100
+
+    @property
+    def somebody_waits(self) -> bool:
+        return self.slots.line.has_turn(without=self.held_back)
+
+    def admit(self, result: tuple[bool, list[Instruction]], job: str, size: int, client: str, taken: int) -> None:
         admitted, instructions = result
         if admitted:
             assert self.open
+            assert not self.is_short
+            assert client not in self.held_back
+            self.inputs[job] = taken
             assert sum(self.running.values()) < self.capacity, "a job starts only on a free slot"
             self.running[job] = size
         self.obey(instructions)
@@ -294,18 +369,25 @@ class SlotsMachine(RuleBasedStateMachine):
     def wait(self, client: str, jobs: int, priority: int) -> None:
         self.obey(wait(self.slots, client, jobs, priority=priority, now=self.now))
 
+    @rule(is_full=st.booleans(), clients=st.frozensets(CLIENTS, max_size=2))
+    def hold_back(self, is_full: bool, clients: frozenset[str]) -> None:
+        self.is_full, self.held_back = is_full, clients
+        self.obey(self.slots.hold_back(is_full=is_full, clients=clients, now=self.now))
+
     @precondition(lambda self: self.credits > 0)
-    @rule(size=st.sampled_from([1, 1, 1, 3, 8]))
-    def push(self, size: int) -> None:
+    @rule(client=CLIENTS, size=st.sampled_from([1, 1, 1, 3, 8]), taken=INPUTS)
+    def push(self, client: str, size: int, taken: int) -> None:
         self.credits -= 1
         job = self.new_job()
-        self.admit(self.slots.push(job, size, self.now), job, size)
+        result = self.slots.push(job, size, self.now, client=client, input_bytes=taken)
+        self.admit(result, job, size, client, taken)
 
-    @rule()
-    def push_beyond_the_credits(self) -> None:
+    @rule(client=CLIENTS, taken=INPUTS)
+    def push_beyond_the_credits(self, client: str, taken: int) -> None:
         job = self.new_job()
         self.credits = max(0, self.credits - 1)
-        self.admit(self.slots.push(job, 1, self.now), job, 1)
+        result = self.slots.push(job, 1, self.now, client=client, input_bytes=taken)
+        self.admit(result, job, 1, client, taken)
 
     @precondition(lambda self: self.credits > 0)
     @rule()
@@ -314,11 +396,12 @@ class SlotsMachine(RuleBasedStateMachine):
         self.obey(self.slots.bounce(self.now))
 
     @precondition(lambda self: self.granted)
-    @rule(data=st.data(), size=st.sampled_from([1, 1, 1, 3, 8]))
-    def redeem(self, data: st.DataObject, size: int) -> None:
+    @rule(data=st.data(), size=st.sampled_from([1, 1, 1, 3, 8]), taken=INPUTS)
+    def redeem(self, data: st.DataObject, size: int, taken: int) -> None:
         grant = data.draw(st.sampled_from(sorted(self.granted)))
-        job = self.new_job()
-        self.admit(self.slots.redeem(grant, self.granted[grant], job, size, self.now), job, size)
+        job, client = self.new_job(), self.granted[grant]
+        result = self.slots.redeem(grant, client, job, size, self.now, input_bytes=taken)
+        self.admit(result, job, size, client, taken)
         del self.granted[grant]
 
     @precondition(lambda self: self.granted)
@@ -331,7 +414,7 @@ class SlotsMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         job = data.draw(st.sampled_from(sorted(self.running)))
-        del self.running[job]
+        del self.running[job], self.inputs[job]
         self.obey(self.slots.release(job, self.now))
 
     @precondition(lambda self: self.withdrawing)
@@ -361,29 +444,35 @@ class SlotsMachine(RuleBasedStateMachine):
         promised = self.slots.capacity - self.slots.free
         overrun = max((size - 1 for size in self.running.values()), default=0)
         assert self.slots.in_flight == sum(self.running.values()) <= self.capacity + overrun
+        assert self.slots.inputs_bytes == sum(self.inputs.values()) < 100 + 150
+        assert self.slots.is_short_of_memory == self.is_short
         # A group may start while credits and grants are out: these are then refused as busy.
         assert promised - overrun <= self.capacity
         assert 0 <= self.slots.credits == self.credits
 
     @invariant()
     def no_slot_is_idle_while_somebody_waits(self) -> None:
-        if self.open and len(self.slots.line) and self.slots.free > 0:
+        if self.open and not self.is_short and self.somebody_waits and self.slots.free > 0:
             raise AssertionError("a free slot was not granted")
 
     @invariant()
     def no_slot_is_idle_while_nobody_waits(self) -> None:
-        if self.open and not len(self.slots.line) and not self.withdrawing and self.slots.free > 0:
+        is_open = self.open and not self.is_short and not self.withdrawing
+        if is_open and not self.somebody_waits and self.slots.free > 0:
             assert self.slots.credits > self.slots.free
 
     @invariant()
     def credits_come_back_while_somebody_waits(self) -> None:
-        if (len(self.slots.line) or not self.open) and self.slots.credits:
+        if (self.somebody_waits or self.is_short or not self.open) and self.slots.credits:
             assert self.withdrawing
 
     def teardown(self) -> None:
         for job in list(self.running):
+            del self.inputs[job]
             self.obey(self.slots.release(job, self.now))
         self.running.clear()
+        self.is_full, self.held_back = False, frozenset()
+        self.obey(hold_back(self.slots))
         self.obey(self.slots.tick(self.now + 100))
         self.lost_subscription()
         assert self.slots.in_flight == 0

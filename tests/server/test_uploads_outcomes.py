@@ -36,7 +36,9 @@ def test_an_input_comes_in_any_order_and_some_parts_twice() -> None:
     uploads.begin("job", parts)
     for index in (3, 0, 0, 1):
         assert uploads.put("job", index, part_of(body, parts, index)) is None
-    assert uploads.put("job", 2, part_of(body, parts, 2)) == body
+    whole = uploads.put("job", 2, part_of(body, parts, 2))
+    assert whole is not None
+    assert whole.body() == body
     assert uploads.put("job", 2, part_of(body, parts, 2)) is None
     assert not uploads.drop("job")
 
@@ -47,7 +49,9 @@ def test_a_compressed_input_is_unpacked() -> None:
     assert packed_body.encoding == "zstd"
     uploads = Uploads(max_bytes=MIB)
     uploads.begin("job", cut(packed_body, MIB))
-    assert uploads.put("job", 0, packed_body.data) == body
+    whole = uploads.put("job", 0, packed_body.data)
+    assert whole is not None
+    assert whole.body() == body
 
 
 def test_an_input_over_the_limit_is_refused_before_it_comes() -> None:
@@ -57,7 +61,7 @@ def test_an_input_over_the_limit_is_refused_before_it_comes() -> None:
     assert not uploads.drop("job")
 
 
-def test_a_wrong_part_and_a_damaged_whole_are_bad_requests() -> None:
+def test_a_wrong_part_is_a_bad_request_and_a_damaged_whole_is_found() -> None:
     body = bytes(1000)
     uploads = Uploads(max_bytes=MIB)
     uploads.begin("job", cut(packed(body), 600))
@@ -66,8 +70,10 @@ def test_a_wrong_part_and_a_damaged_whole_are_bad_requests() -> None:
     with pytest.raises(BadRequestError, match="part 7"):
         uploads.put("job", 7, bytes(600))
     uploads.put("job", 0, b"x" * 600)
-    with pytest.raises(BadRequestError, match="checksum"):
-        uploads.put("job", 1, bytes(400))
+    whole = uploads.put("job", 1, bytes(400))
+    assert whole is not None
+    with pytest.raises(DecodeError, match="checksum"):
+        whole.body()
 
 
 def test_a_dropped_input_takes_no_more_parts() -> None:
