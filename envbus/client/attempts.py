@@ -94,6 +94,10 @@ class Attempts:
         """Return the jobs that each server holds: whom to check about what."""
         return {server_id: tuple(sorted(server.jobs)) for server_id, server in self._servers.items()}
 
+    def servers(self) -> list[str]:
+        """Return the servers that hold jobs."""
+        return list(self._servers)
+
     def start(self, job: str) -> None:
         """A new job."""
         self._tracks[job] = _Track()
@@ -108,6 +112,11 @@ class Attempts:
         self._servers.setdefault(server, _Server()).jobs.add(job)
         self.heard(server, now)
         return []
+
+    def is_unplaced(self, job: str) -> bool:
+        """Whether the job waits for a server to take it."""
+        track = self._tracks.get(job)
+        return track is not None and not track.servers
 
     def is_held_by(self, job: str, server: str) -> bool:
         """Whether this server accepted the job and may still run it."""

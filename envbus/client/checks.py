@@ -1,9 +1,9 @@
-"""Asks servers how a client's jobs are: each of them once a second, and at once when one is said to be gone."""
+"""Asks servers how a client's jobs are: each of them once a second, and at once one that may be gone."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from envbus.bus.connection import Connection, Subscription
@@ -26,8 +26,10 @@ class Checks:
 
     Args:
         holders: Returns the jobs that each server holds.
+        suspects: Returns servers to ask again at once.
         on_status: Gets ``(server, status)`` of an answer.
-        on_gone: Gets a server that NATS knows no more (503).
+        on_nobody: Gets a server that NATS does not know (503).
+        on_ended: Gets a server that a controller saw end.
     """
 
     def __init__(
@@ -38,8 +40,10 @@ class Checks:
         client_id: str,
         interval_s: float,
         holders: Callable[[], Mapping[str, Sequence[str]]],
+        suspects: Callable[[], Collection[str]],
         on_status: Callable[[str, Status], None],
-        on_gone: Callable[[str], None],
+        on_nobody: Callable[[str], None],
+        on_ended: Callable[[str], None],
         tasks: TaskSet,
     ) -> None:
         self._connection = connection
@@ -47,8 +51,10 @@ class Checks:
         self._client_id = client_id
         self._interval_s = interval_s
         self._holders = holders
+        self._suspects = suspects
         self._on_status = on_status
-        self._on_gone = on_gone
+        self._on_nobody = on_nobody
+        self._on_ended = on_ended
         self._tasks = tasks
         self._under_way: set[str] = set()
         self._last_at = 0.0
@@ -68,12 +74,14 @@ class Checks:
         self._last_at = 0.0
 
     def tick(self, now: float) -> None:
-        """Check every server whose turn it is, unless its last check is still unanswered."""
-        if now - self._last_at < self._interval_s:
+        """Check every server whose turn it is, and the suspects always, unless the last check is still unanswered."""
+        if is_round := now - self._last_at >= self._interval_s:
+            self._last_at = now
+        suspects = self._suspects()
+        if not is_round and not suspects:
             return
-        self._last_at = now
         for server, jobs in self._holders().items():
-            if server not in self._under_way:
+            if (is_round or server in suspects) and server not in self._under_way:
                 self._under_way.add(server)
                 self._tasks.spawn(self._check_all(server, jobs))
 
@@ -91,7 +99,7 @@ class Checks:
             data = await self._connection.request(self._subjects.server(server), message, timeout_s=PROBE_TIMEOUT_S)
             status = parse_as(data, Status)
         except NoServerError:
-            self._on_gone(server)
+            self._on_nobody(server)
         except TimeoutError:
             log.debug("server %s did not answer a check", server)
         except EnvbusError as error:
@@ -109,4 +117,5 @@ class Checks:
         jobs = self._holders().get(news.server)
         if jobs:
             log.warning("server %s of env %s has ended: %s", news.server[:8], self._subjects.env, news.reason)
+            self._on_ended(news.server)
             self._tasks.spawn(self._check(news.server, jobs[:1]))

@@ -10,6 +10,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, cast
@@ -17,11 +18,11 @@ from typing import Any, Literal, Self, TypeVar, cast
 from envbus.bus.address import BusOptions, resolve_bus_options
 from envbus.bus.bus import Bus
 from envbus.bus.calls import Call, call_map
-from envbus.bus.codec import Limits, decode_map, encode
+from envbus.bus.codec import Limits, freeze
 from envbus.bus.messages import Beat, Info
 from envbus.bus.subjects import DEFAULT_PREFIX, Subjects, env_name
 from envbus.bus.thread import Crossing
-from envbus.bus.transfer import pack_body
+from envbus.bus.transfer import Packed, unpack_body
 from envbus.client.client_job import ClientJob
 from envbus.client.inquiries import Inquiries
 from envbus.client.session import Session
@@ -167,7 +168,10 @@ class NATSEnvClient:
         if not group_inputs:
             return []
         body = await self._call("group", group_inputs, client, model, sampling_args, max_retries, state_columns)
-        return cast(list[RolloutOutput], _field(body, "outputs", list))
+        outputs = _field(body, "outputs", list)
+        if len(outputs) != len(group_inputs) or not all(isinstance(output, dict) for output in outputs):
+            raise DecodeError(f"the result does not hold {len(group_inputs)} outputs")
+        return cast(list[RolloutOutput], outputs)
 
     async def evaluate(
         self,
@@ -292,21 +296,24 @@ class NATSEnvClient:
                 f"a {type(client).__name__} cannot cross the bus: pass a ClientConfig; the server calls the model"
             )
         call = Call(kind, inputs, client, model, sampling_args, max_retries, state_columns)
-        body = encode(call_map(call))
-        _, session = await self._ensure_session()
-        limits = Limits(max_bytes=self._settings.max_result_bytes)
-        return decode_map(await self._run_job(session, kind, len(inputs), body), limits=limits)
+        frozen = freeze(call_map(call))
+        bus, session = await self._ensure_session()
+        body = await bus.workers.pack(frozen)
+        del frozen  # thousands of calls may wait
+        return await self._run_job(session, kind, len(inputs), body)
 
-    async def _run_job(self, session: Session, kind: Literal["rollout", "group"], size: int, body: bytes) -> bytes:
+    async def _run_job(
+        self, session: Session, kind: Literal["rollout", "group"], size: int, body: Packed
+    ) -> dict[str, Any]:
         """Submit a job and await its end; whatever ends the wait early ends the job too."""
         loop = asyncio.get_running_loop()
-        result: asyncio.Future[bytes] = loop.create_future()
+        result: asyncio.Future[Packed] = loop.create_future()
         here = self._crossing(loop)
         job = ClientJob(
             job=secrets.token_hex(16),
             call=kind,
             size=size,
-            body=pack_body(body),
+            body=body,
             ending=lambda outcome: here.post(_settle, result, outcome),
             deadline=None if self._timeout_s is None else time.time() + min(self._timeout_s, MAX_DEADLINE_S),
         )
@@ -315,14 +322,21 @@ class NATSEnvClient:
         bus_side.post(session.submit, job)
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await result
+                packed = await result
+            return await self._unpacked(packed)
         except TimeoutError as error:
             raise CallTimeoutError(
                 f"env {self.env!r}: no result within this call's limit of {self._timeout_s:g} s"
             ) from error
         finally:
-            if not result.done() or result.cancelled():
-                bus_side.post(session.cancel, job.job)
+            if not result.done() or result.cancelled() or job.pulled:
+                bus_side.post(session.leave, job.job)
+
+    async def _unpacked(self, packed: Packed) -> dict[str, Any]:
+        assert self._bus is not None
+        max_bytes = self._settings.max_result_bytes
+        body = partial(unpack_body, packed.data, packed.encoding, max_bytes=max_bytes)
+        return await self._bus.workers.unpack(body, packed.raw_size, limits=Limits(max_bytes=max_bytes))
 
     def _crossing(self, loop: asyncio.AbstractEventLoop) -> Crossing:
         if loop not in self._crossings:
@@ -354,12 +368,13 @@ class NATSEnvClient:
             self._subjects,
             client_id=self._client_id,
             settings=self._settings,
+            workers=bus.workers,
             priority=self._priority,
             fingerprint=self._fingerprint,
         )
 
 
-def _settle(result: asyncio.Future[bytes], outcome: bytes | EnvbusError) -> None:
+def _settle(result: asyncio.Future[Packed], outcome: Packed | EnvbusError) -> None:
     if result.done():
         return
     if isinstance(outcome, EnvbusError):

@@ -9,7 +9,7 @@ from typing import Literal
 from envbus.bus.transfer import Packed
 from envbus.errors import EnvbusError
 
-Ending = Callable[[bytes | EnvbusError], None]
+Ending = Callable[[Packed | EnvbusError], None]
 """Gets the result's body, or why there is none; called on the bus loop."""
 
 
@@ -24,6 +24,8 @@ class ClientJob:
         uploading_to: The server that its large input goes to.
         collecting: Whether its large result is being fetched.
         failed_collections: How often that failed.
+        late_since: When a server first refused it as late; 0: none has.
+        pulled: Whether the outcome is a large result, which takes room until the caller has it.
     """
 
     job: str
@@ -37,6 +39,8 @@ class ClientJob:
     uploading_to: str | None = None
     collecting: bool = False
     failed_collections: int = 0
+    pulled: bool = False
+    late_since: float = 0.0
 
     def forget_attempt(self) -> None:
         """It is sent again: nothing of the last attempt counts any more."""

@@ -93,7 +93,7 @@ class Inquiries:
             count = PAGE if num_examples < 0 else min(PAGE, num_examples - len(rows))
             request = ExamplesRequest(start=len(rows), count=count)
             page = await self._page(request)
-            rows += _rows(page)
+            rows += _rows(page, asked=request)
             if len(rows) >= page.total:
                 break
         return rows
@@ -126,8 +126,10 @@ class Inquiries:
         return NoServerError(no_server_text(env, where, sorted({beat.env for beat in beats}), crashes.troubles()))
 
 
-def _rows(page: ExamplesPage) -> list[RolloutInput]:
+def _rows(page: ExamplesPage, *, asked: ExamplesRequest) -> list[RolloutInput]:
     rows: Any = decode_map(page.body).get("examples")
-    if not isinstance(rows, list) or (not rows and page.start < page.total):
-        raise DecodeError(f"the page of examples at {page.start} of {page.total} holds none")
+    if not isinstance(rows, list) or (not rows and asked.start < page.total):
+        raise DecodeError(f"the page of examples at {asked.start} of {page.total} holds none")
+    if len(rows) > asked.count or not all(isinstance(row, dict) for row in rows):
+        raise DecodeError(f"the page of examples at {asked.start} is not {asked.count} maps at most")
     return cast(list[RolloutInput], rows)

@@ -8,10 +8,10 @@ from typing import Protocol
 from envbus.bus.connection import Connection
 from envbus.bus.messages import Parts
 from envbus.bus.tasks import TaskSet
-from envbus.bus.transfer import cut
+from envbus.bus.transfer import Packed, cut
 from envbus.client.client_job import ClientJob
 from envbus.client.transfers import Transfers
-from envbus.errors import EnvbusError, NoServerError
+from envbus.errors import EnvbusError, NoServerError, ResultLostError
 from envbus.settings import INLINE_BYTES, PART_BYTES
 
 log = logging.getLogger("envbus.client")
@@ -25,11 +25,11 @@ MAX_COLLECTIONS = 3
 class JobOwner(Protocol):
     """Who follows the jobs."""
 
-    def end(self, job_id: str, outcome: bytes | EnvbusError, served_by: str | None) -> None:
+    def end(self, job_id: str, outcome: Packed | EnvbusError, served_by: str | None) -> None:
         """The job is over."""
 
-    def server_gone(self, server: str) -> None:
-        """NATS knows no such server (503)."""
+    def nobody_answers(self, server: str) -> None:
+        """NATS does not know this server (503)."""
 
     def attempt_failed(self, job_id: str, server: str, reason: str) -> None:
         """The server cannot finish the job."""
@@ -70,23 +70,30 @@ class LargeBodies:
     async def _collect(self, job: ClientJob, server: str, parts: Parts | None) -> None:
         try:
             body = await self._transfers.pull(job.job, server, parts)
-        except* (NoServerError, TimeoutError) as errors:
+        except* (NoServerError, TimeoutError, ResultLostError) as errors:
             self._not_collected(job, server, _first(errors))
         except* EnvbusError as errors:
             error = _first(errors)
             assert isinstance(error, EnvbusError)
             if self._owner.is_awaited_from(job.job, server):
                 self._owner.end(job.job, error, server)
+            else:
+                job.collecting = False  # another server may have a result
         else:
+            job.pulled = True
             self._owner.end(job.job, body, server)
 
+    def taken(self, job_id: str) -> None:
+        """The caller has the job's result, or nobody wants it: there is room for others."""
+        self._transfers.undelivered.release(job_id)
+
     def _not_collected(self, job: ClientJob, server: str, error: BaseException) -> None:
-        """The result may still be there: the next check tells, a few times."""
+        """The result may be there, lost, or run elsewhere: the next check tells, a few times."""
         job.collecting = False
         job.failed_collections += 1
         log.warning("job %s: its result could not be collected from %s: %s", job.job, server, error)
         if isinstance(error, NoServerError):
-            self._owner.server_gone(server)
+            self._owner.nobody_answers(server)
         elif job.failed_collections >= MAX_COLLECTIONS:
             self._owner.attempt_failed(job.job, server, f"its result could not be collected from {server[:8]}")
 

@@ -67,6 +67,8 @@ class LateReplies:
                 return
             if isinstance(answer, Accepted | Announce | Result):
                 self._stop(answer.server, job_id)
+            if isinstance(answer, Announce | Result):
+                return  # not the answer to a send, which is still to come
         self._sends[job_id] -= 1
         if self._sends[job_id] <= 0:
             self._drop(job_id)

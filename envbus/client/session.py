@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from envbus.bus.bodies import BodyWorkers
 from envbus.bus.connection import Connection, Listener
-from envbus.bus.dialer import RECONNECT_MAX_S
+from envbus.bus.dialer import return_after_s
 from envbus.bus.failures import from_failure
 from envbus.bus.inbox import is_closed_notice, is_no_responders
 from envbus.bus.messages import (
@@ -38,26 +39,33 @@ from envbus.bus.messages import (
 )
 from envbus.bus.subjects import Subjects
 from envbus.bus.tasks import TaskSet
-from envbus.bus.transfer import Packed, unpack_body
+from envbus.bus.transfer import Packed, unpacked_bytes
 from envbus.client.absence import Absence
 from envbus.client.attempts import Attempts, CancelOn, Collect, Lost, Resend
+from envbus.client.cancels import Cancels
 from envbus.client.checks import Checks
 from envbus.client.client_job import ClientJob
+from envbus.client.clocks import Clocks
 from envbus.client.dispatch import Dispatch, PassGrant, Push, SayWaiting, UseGrant
 from envbus.client.large_bodies import LargeBodies
 from envbus.client.late import LateReplies
 from envbus.client.patience import Patience
+from envbus.client.receipts import Receipts
+from envbus.client.suspects import Suspects
 from envbus.client.transfers import Transfers
-from envbus.errors import BusClosedError, BusPermissionError, EnvbusError, ServerLostError, ServerStoppingError
+from envbus.errors import (
+    BusClosedError,
+    BusPermissionError,
+    EnvbusError,
+    LateRequestError,
+    ServerLostError,
+    ServerStoppingError,
+)
 from envbus.settings import ClientSettings
 
 log = logging.getLogger("envbus.client")
 
 TICK_S = 0.1
-DONE_DELAY_S = 0.05
-"""Confirmations of results are gathered for this long."""
-RETURN_S = 2.0
-"""After an outage others need their last pause between two tries, and up to this, to be back too."""
 
 
 class Session:
@@ -65,6 +73,7 @@ class Session:
 
     Args:
         client_id: Names the client to the servers.
+        workers: Put large results together.
         priority: Place in their waiting lines; higher goes first.
         fingerprint: Only servers with this one may run its jobs.
     """
@@ -76,6 +85,7 @@ class Session:
         *,
         client_id: str,
         settings: ClientSettings,
+        workers: BodyWorkers,
         priority: int = 0,
         fingerprint: str | None = None,
     ) -> None:
@@ -93,6 +103,9 @@ class Session:
             wait_repeat_s=settings.wait_repeat_s,
         )
         self._attempts = Attempts(max_attempts=settings.max_attempts, stall_timeout_s=settings.stall_timeout_s)
+        self._suspects = Suspects()
+        self._clocks = Clocks(give_up_s=settings.start_window_s)
+        self._cancels = Cancels(connection, subjects, client_id=client_id, is_unplaced=self._attempts.is_unplaced)
         self._late = LateReplies(connection, self._stop_late, keep_s=settings.start_window_s)
         self._absence = Absence(connection, subjects, settings=settings, fingerprint=fingerprint)
         self._patience = Patience(
@@ -103,7 +116,7 @@ class Session:
             tasks=self._tasks,
             end=self._end_waiting,
         )
-        transfers = Transfers(connection, subjects, client_id=client_id, settings=settings)
+        transfers = Transfers(connection, subjects, client_id=client_id, settings=settings, workers=workers)
         self._large = LargeBodies(connection, transfers, self, self._tasks)
         self._checks = Checks(
             connection,
@@ -111,12 +124,13 @@ class Session:
             client_id=client_id,
             interval_s=settings.check_interval_s,
             holders=self._attempts.holders,
+            suspects=self._suspects.servers,
             on_status=self._on_status,
-            on_gone=self.server_gone,
+            on_nobody=self.nobody_answers,
+            on_ended=self._suspects.ended,
             tasks=self._tasks,
         )
-        self._done: defaultdict[str, list[str]] = defaultdict(list)
-        self._trust_503_from = 0.0
+        self._receipts = Receipts(connection, subjects, client_id=client_id, tasks=self._tasks)
         self._closed = False
         self.counts: Counter[str] = Counter()
         self._listener = Listener(self._on_disconnected, self._on_reconnected)
@@ -138,8 +152,9 @@ class Session:
         self._connection.inbox.route(self._on_job_reply(job.job), token=job.job)
         self._dispatch_all(self._dispatch.submit(job.job, _now()))
 
-    def cancel(self, job_id: str) -> None:
-        """Give a job up; its server is told. Harmless for a job that has ended."""
+    def leave(self, job_id: str) -> None:
+        """The caller has the outcome, or waits no more: then the job is given up, and its server is told."""
+        self._large.taken(job_id)
         if job_id in self._jobs:
             self._forget(job_id, served_by=None)
 
@@ -151,12 +166,13 @@ class Session:
         holders = self._attempts.holders()
         for job_id in list(self._jobs):
             self.end(job_id, BusClosedError("the client was closed; the outcome of this call is unknown"), None)
-        self._flush_done()
         if self._connection.is_up:
             cancels = [self._ask_all(server, jobs) for server, jobs in holders.items()]
-            await asyncio.gather(*cancels, self._wait_late(), return_exceptions=True)
+            receipts = asyncio.wait_for(self._receipts.close(), self._settings.close_timeout_s)
+            await asyncio.gather(*cancels, receipts, self._wait_late(), return_exceptions=True)
         self._connection.unlisten(self._listener)
         self._late.clear()
+        self._cancels.close()
         self._connection.inbox.unroute(self._line_token)
         self._connection.inbox.unroute(self._ignore_token)
         await self._tasks.close()
@@ -172,14 +188,15 @@ class Session:
 
     def _stop_late(self, server: str, job_id: str) -> None:
         self.counts["late_replies"] += 1
-        self._tell(server, Cancel(client=self._client_id, jobs=[job_id]))
+        self._cancels.say(server, [job_id], _now())
 
     # ---- ends
 
-    def end(self, job_id: str, outcome: bytes | EnvbusError, served_by: str | None) -> None:
+    def end(self, job_id: str, outcome: Packed | EnvbusError, served_by: str | None) -> None:
         """End a job and tell its caller. Harmless for a job that has ended."""
         job = self._jobs.get(job_id)
         if job is None:
+            self._large.taken(job_id)
             return
         self._forget(job_id, served_by)
         job.ending(outcome)
@@ -187,22 +204,12 @@ class Session:
     def _forget(self, job_id: str, served_by: str | None) -> None:
         job = self._jobs.pop(job_id)
         if served_by is not None:
-            self._confirm(served_by, job_id)
+            self._receipts.add(served_by, job_id)
         self._connection.inbox.unroute(job_id)
         if job.unanswered > 0:
             self._late.expect(job_id, job.unanswered)
         self._follow_all(self._attempts.finish(job_id, served_by))
         self._dispatch_all(self._dispatch.remove(job_id, _now()))
-
-    def _confirm(self, server: str, job_id: str) -> None:
-        if not self._done:
-            asyncio.get_running_loop().call_later(DONE_DELAY_S, self._flush_done)
-        self._done[server].append(job_id)
-
-    def _flush_done(self) -> None:
-        done, self._done = self._done, defaultdict(list)
-        for server, jobs in done.items():
-            self._tell(server, Done(client=self._client_id, jobs=jobs))
 
     # ---- sending
 
@@ -224,6 +231,8 @@ class Session:
         job = self._jobs[job_id]
         job.sent_to = server
         job.unanswered += 1
+        if server is not None:
+            self._cancels.withdraw(server, job_id)
         parts = self._large.upload_parts(job)
         start_by = time.time() + self._settings.start_window_s
         run = Run(
@@ -266,7 +275,7 @@ class Session:
         job.unanswered -= 1
         server = job.sent_to
         if server is not None:
-            self.server_gone(server)
+            self.nobody_answers(server)
         self._dispatch_all(self._dispatch.refused(job_id, _now()))
 
     def _on_answer(self, job_id: str, data: bytes) -> None:
@@ -277,8 +286,9 @@ class Session:
             log.warning("a reply for job %s was dropped: %s", job_id, error)
             return
         match answer:
-            case Accepted(server=server):
+            case Accepted(server=server, node=node):
                 self._jobs[job_id].unanswered -= 1
+                self._suspects.heard(server, node, _now())
                 self._on_accepted(job_id, server)
                 if (job := self._jobs.get(job_id)) is not None:
                     self._large.upload(job, server)
@@ -286,37 +296,40 @@ class Session:
                 self._jobs[job_id].unanswered -= 1
                 self._dispatch_all(self._dispatch.refused(job_id, _now()))
             case Result(server=server, encoding=encoding, body=body):
-                self._on_result(job_id, server, Packed(body, encoding, len(body)))
+                self.end(job_id, Packed(body, encoding, unpacked_bytes(body, encoding)), server)
             case Announce(server=server, parts=parts):
                 self._on_accepted(job_id, server)
                 self._collect(job_id, server, parts)
             case Failure():
-                if not self._attempts.is_held_by(job_id, answer.server or answer.origin):
+                if not self._attempts.is_held_by(job_id, answer.sender or ""):
                     self._jobs[job_id].unanswered -= 1
                 self._on_failure(job_id, answer)
 
     def _on_accepted(self, job_id: str, server: str) -> None:
+        self._cancels.withdraw(server, job_id)
         self._dispatch_all(self._dispatch.accepted(job_id, _now()))
         self._follow_all(self._attempts.accepted(job_id, server, _now()))
 
-    def _on_result(self, job_id: str, server: str, packed: Packed) -> None:
-        try:
-            body = unpack_body(packed.data, packed.encoding, max_bytes=self._settings.max_result_bytes)
-        except EnvbusError as error:
-            self.end(job_id, error, server)
-            return
-        self.end(job_id, body, server)
-
     def _on_failure(self, job_id: str, failure: Failure) -> None:
-        server = failure.server or failure.origin
-        error = from_failure(failure)
-        if isinstance(error, ServerStoppingError):
+        server, error = failure.sender or "", from_failure(failure)
+        if server and isinstance(error, ServerStoppingError):
             self._tell(server, Done(client=self._client_id, jobs=[job_id]))
             self._follow_all(self._attempts.outcome_lost(job_id, server, str(error)))
-        elif self._attempts.is_awaited_from(job_id, server):
-            self.end(job_id, error, server)
-        else:
+        elif not self._attempts.is_awaited_from(job_id, server):
             self.counts["late_failures"] += 1
+        elif not (isinstance(error, LateRequestError) and self._goes_elsewhere(job_id, server)):
+            self.end(job_id, error, server or None)
+
+    def _goes_elsewhere(self, job_id: str, server: str) -> bool:
+        """Refused as late: send it to a server with another clock, unless its time is really over."""
+        job, now = self._jobs[job_id], _now()
+        job.late_since = job.late_since or now
+        if (job.deadline is not None and time.time() >= job.deadline) or self._clocks.is_hopeless(job.late_since, now):
+            return False
+        if self._clocks.refused(server, now):
+            log.warning("server %s refuses jobs as late: its clock and this host's differ", server[:8])
+        self._dispatch_all(self._dispatch.refused(job_id, now))
+        return True
 
     def _collect(self, job_id: str, server: str, parts: Parts | None) -> None:
         if (job := self._jobs.get(job_id)) is not None:
@@ -335,7 +348,7 @@ class Session:
                 case Collect(job=job_id, server=server):
                     self._collect(job_id, server, None)
                 case CancelOn(server=server, jobs=jobs):
-                    self._tell(server, Cancel(client=self._client_id, jobs=list(jobs)))
+                    self._cancels.say(server, jobs, _now())
                 case Lost(job=job_id, attempts=attempts, reason=reason):
                     text = f"env {self._subjects.env}: lost {attempts} servers under one job: {reason}"
                     self.end(job_id, ServerLostError(text), None)
@@ -346,15 +359,17 @@ class Session:
 
     def attempt_failed(self, job_id: str, server: str, reason: str) -> None:
         """A server cannot finish the job: it is told to stop, and the job is sent again."""
-        self._tell(server, Cancel(client=self._client_id, jobs=[job_id]))
+        self._cancels.say(server, [job_id], _now())
         self._follow_all(self._attempts.outcome_lost(job_id, server, reason))
 
-    def server_gone(self, server: str) -> None:
-        """A 503. Soon after an outage it says no more than that the server is not back yet."""
-        if _now() >= self._trust_503_from:
+    def nobody_answers(self, server: str) -> None:
+        """A 503: its jobs are sent again once it is certain that it is gone, and cancelled there if it comes back."""
+        if self._suspects.nobody(server, own_node=self._connection.node, now=_now()):
+            self._cancels.owe(server, self._attempts.holders().get(server, ()), _now())
             self._follow_all(self._attempts.gone(server))
 
     def _on_status(self, server: str, status: Status) -> None:
+        self._suspects.heard(server, status.node, _now())
         self._follow_all(self._attempts.status(server, done=status.done, unknown=status.unknown, now=_now()))
         for failure in status.failed:
             if failure.job is not None:
@@ -375,6 +390,8 @@ class Session:
             log.warning("a reply from the waiting line was dropped: %s", error)
             return
         match answer:
+            case Grant(server=server, grant=grant) if self._clocks.is_doubted(server, _now()):
+                self._tell(server, Pass(client=self._client_id, grant=grant))
             case Grant(server=server, grant=grant):
                 self._dispatch_all(self._dispatch.granted(server, grant, _now()))
             case Ok(state=state):
@@ -388,7 +405,9 @@ class Session:
         now = _now()
         self._dispatch_all(self._dispatch.tick(now))
         self._follow_all(self._attempts.tick(now))
+        self._suspects.keep_only(self._attempts.servers())
         self._checks.tick(now)
+        self._cancels.tick(now)
         self._patience.tick(now)
         self._end_denied()
 
@@ -412,7 +431,7 @@ class Session:
     def _on_reconnected(self, outage_s: float) -> None:
         self._attempts.shift_clocks(outage_s)
         self._absence.reset()
-        self._trust_503_from = _now() + min(outage_s, RECONNECT_MAX_S) + RETURN_S
+        self._suspects.reconnected(deaf_until=_now() + return_after_s(outage_s))
         self._checks.hurry()
         self._dispatch_all(self._dispatch.reconnected(_now()))
 

@@ -7,13 +7,15 @@ nothing floods a slow reader; each part has a timeout and retries.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from envbus.bus.bodies import BodyWorkers
 from envbus.bus.connection import Connection
 from envbus.bus.failures import from_failure
 from envbus.bus.messages import Failure, Fetch, Ok, Part, PartReply, Parts, WireMessage, pack, parse
 from envbus.bus.subjects import Subjects
 from envbus.bus.transfer import Assembly, Packed, part_of
+from envbus.client.undelivered import Undelivered
 from envbus.errors import DecodeError, ResultTooLargeError
 from envbus.settings import PROBE_TIMEOUT_S, ClientSettings
 
@@ -21,15 +23,25 @@ from envbus.settings import PROBE_TIMEOUT_S, ClientSettings
 class Transfers:
     """The transfers of one client. On the bus loop."""
 
-    def __init__(self, connection: Connection, subjects: Subjects, *, client_id: str, settings: ClientSettings) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        subjects: Subjects,
+        *,
+        client_id: str,
+        settings: ClientSettings,
+        workers: BodyWorkers,
+    ) -> None:
         self._connection = connection
         self._subjects = subjects
         self._client_id = client_id
         self._settings = settings
+        self._workers = workers
         self._window = asyncio.Semaphore(settings.pull_window)
+        self.undelivered = Undelivered(settings.max_undelivered_bytes)
 
-    async def pull(self, job_id: str, server: str, parts: Parts | None) -> bytes:
-        """Fetch a result.
+    async def pull(self, job_id: str, server: str, parts: Parts | None) -> Packed:
+        """Fetch a result, once there is room; it takes that room until ``undelivered.release()``.
 
         Args:
             parts: As announced; None: part 0 tells.
@@ -51,13 +63,22 @@ class Transfers:
                 f"the result has {max(parts.size, parts.raw_size):,} bytes, this client's ceiling is {limit:,}; "
                 "raise ENVBUS_CLIENT_MAX_RESULT_BYTES or return less",
             )
-        assembly = Assembly(parts, max_bytes=limit)
+        await self.undelivered.reserve(job_id, max(parts.size, parts.raw_size))
+        try:
+            return await self._pull_all(job_id, server, parts, first)
+        except BaseException:
+            self.undelivered.release(job_id)
+            raise
+
+    async def _pull_all(self, job_id: str, server: str, parts: Parts, first: PartReply | None) -> Packed:
+        assembly = Assembly(parts, max_bytes=self._settings.max_result_bytes)
         if first is not None:
             assembly.put(0, first.data)
+        indexes = iter(range(0 if first is None else 1, parts.parts))
         async with asyncio.TaskGroup() as group:
-            for index in range(0 if first is None else 1, parts.parts):
-                group.create_task(self._pull_part(assembly, job_id, server, index))
-        return await asyncio.to_thread(assembly.body)
+            for _ in range(min(self._settings.pull_window, parts.parts)):
+                group.create_task(self._pull_parts(assembly, job_id, server, indexes))
+        return await self._workers.run(assembly.packed)
 
     async def push(self, job_id: str, server: str, packed: Packed, parts: Parts) -> None:
         """Send an input to the server that accepted its job.
@@ -71,9 +92,10 @@ class Transfers:
             for index in range(parts.parts):
                 group.create_task(self._push_part(job_id, server, packed, parts, index))
 
-    async def _pull_part(self, assembly: Assembly, job_id: str, server: str, index: int) -> None:
-        reply = await self._fetch(job_id, server, index)
-        assembly.put(index, reply.data)
+    async def _pull_parts(self, assembly: Assembly, job_id: str, server: str, indexes: Iterator[int]) -> None:
+        for index in indexes:
+            reply = await self._fetch(job_id, server, index)
+            assembly.put(index, reply.data)
 
     async def _fetch(self, job_id: str, server: str, index: int) -> PartReply:
         reply = await self._ask(server, lambda: Fetch(client=self._client_id, job=job_id, index=index))
