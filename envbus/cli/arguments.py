@@ -8,6 +8,8 @@ from typing import Any
 
 from envbus.errors import UsageError
 
+MAX_SECONDS = 10**8
+"""Three years: the most that an option with a time takes."""
 LATEST_RUN = ""
 """The value of ``--resume`` without a path."""
 
@@ -22,7 +24,7 @@ def json_object(text: str | None, option: str) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{option}: not JSON ({error}); write it like '{{\"key\": 1}}' in single quotes") from error
     if not isinstance(value, dict):
         raise UsageError(f"{option}: must be a JSON object like '{{\"key\": 1}}', not {text[:100]}")

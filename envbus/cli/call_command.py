@@ -123,7 +123,7 @@ def _show(output: RolloutOutput, as_json: bool) -> None:
         )
     timing: Any = output.get("timing") or {}
     if error := output.get("error"):
-        console.print(Text(f"failed: {error['error_chain_repr']}", style="red"), soft_wrap=True)
+        console.print(Text(f"failed: {error.get('error_chain_repr', error['error'])}", style="red"), soft_wrap=True)
     else:
         console.print(Text(f"reward: {number(output.get('reward'))}", style="bold"))
     for name, value in (output.get("metrics") or {}).items():

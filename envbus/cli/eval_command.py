@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from envbus.cli.arguments import MAX_SECONDS
+
 _MODEL, _RUN, _WHERE, _OUTPUT = "Model", "Run", "Where rollouts run", "Output"
 
 
@@ -19,7 +21,7 @@ def evaluate(
         ),
     ] = None,
     num_examples: Annotated[
-        int, typer.Option("-n", "--num-examples", help="Examples; -1 for all.", rich_help_panel=_RUN)
+        int, typer.Option("-n", "--num-examples", min=-1, help="Examples; -1 for all.", rich_help_panel=_RUN)
     ] = 5,
     rollouts_per_example: Annotated[
         int, typer.Option("-r", "--rollouts-per-example", min=1, help="Rollouts of each.", rich_help_panel=_RUN)
@@ -29,6 +31,7 @@ def evaluate(
         typer.Option(
             "-c",
             "--max-concurrent",
+            min=-1,
             help="Rollouts at the same time; -1 for as many as the servers take. Default: 32.",
             rich_help_panel=_RUN,
         ),
@@ -36,7 +39,12 @@ def evaluate(
     timeout: Annotated[
         float | None,
         typer.Option(
-            "--timeout", metavar="SECONDS", help="Limit for each rollout. Default: none.", rich_help_panel=_RUN
+            "--timeout",
+            min=0,
+            max=MAX_SECONDS,
+            metavar="SECONDS",
+            help="Limit for each rollout. Default: none.",
+            rich_help_panel=_RUN,
         ),
     ] = None,
     max_retries: Annotated[
@@ -101,7 +109,8 @@ def evaluate(
         int | None, typer.Option("-t", "--max-tokens", help="Most tokens per answer.", rich_help_panel=_MODEL)
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option("-T", "--temperature", help="Sampling temperature.", rich_help_panel=_MODEL)
+        float | None,
+        typer.Option("-T", "--temperature", min=0, max=100, help="Sampling temperature.", rich_help_panel=_MODEL),
     ] = None,
     sampling_args: Annotated[
         str | None,

@@ -118,7 +118,7 @@ def server_table(servers: Iterable[ServerView]) -> Table:
             cell(server.env),
             cell(server.host),
             str(server.pid or "-"),
-            state_cell(server.state),
+            state_cell(server.state) + (cell(" (memory)", "yellow") if server.short_of_memory else ""),
             str(server.slots),
             str(server.in_flight),
             str(server.waiting_jobs),

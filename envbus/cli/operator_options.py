@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from envbus.cli.arguments import MAX_SECONDS
+
 if TYPE_CHECKING:
     from envbus.controller.operator import Operator
 
@@ -21,7 +23,10 @@ Prefix = Annotated[str, typer.Option("--prefix", help="First token of all NATS s
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Host = Annotated[str | None, typer.Option("--host", help="Only the controllers on this host.")]
 Timeout = Annotated[
-    float, typer.Option("--timeout", min=0, metavar="SECONDS", help="Wait at most so long; then exit code 1.")
+    float,
+    typer.Option(
+        "--timeout", min=0, max=MAX_SECONDS, metavar="SECONDS", help="Wait at most so long; then exit code 1."
+    ),
 ]
 
 

@@ -50,7 +50,8 @@ def _as_usage_error(error: ValidationError) -> UsageError:
     """A setting that is out of its range, without its value: it may be a secret."""
     first = error.errors(include_url=False, include_input=False)[0]
     name = ".".join(str(part) for part in first["loc"])
-    usage_error = UsageError(f"{error.title} {name}: {first['msg']}")
+    message = first["msg"].removeprefix("Value error, ")
+    usage_error = UsageError(f"{error.title} {name}: {message}" if name else message)
     usage_error.__cause__ = error
     return usage_error
 

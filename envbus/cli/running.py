@@ -73,6 +73,17 @@ def _cancelled_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def keeping_signals() -> Iterator[None]:
+    """Undo what code that runs in here, an environment's, does to the handlers of SIGINT and SIGTERM."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def _force() -> None:
     for act in reversed(on_force):
         with contextlib.suppress(Exception):

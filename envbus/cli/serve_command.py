@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from envbus.cli.arguments import MAX_SECONDS
+
 
 def serve(
     env_id: Annotated[str, typer.Argument(help="Name of the environment, e.g. reverse-text.")],
@@ -42,7 +44,11 @@ def serve(
     grace: Annotated[
         float | None,
         typer.Option(
-            "--grace", min=0, metavar="SECONDS", help="How long a stop waits for running rollouts. Default: 30."
+            "--grace",
+            min=0,
+            max=MAX_SECONDS,
+            metavar="SECONDS",
+            help="How long a stop waits for running rollouts. Default: 30.",
         ),
     ] = None,
     extra_env_kwargs: Annotated[

@@ -145,7 +145,7 @@ def _failures(metadata: GenerateMetadata, outputs: Sequence[RolloutOutput]) -> I
     for kind, count in metadata["errors_by_type"].items():
         message = next(
             (
-                error["error_chain_repr"]
+                str(error.get("error_chain_repr", kind))
                 for output in outputs
                 if (error := output.get("error")) and error["error"] == kind
             ),

@@ -109,6 +109,8 @@ class ControlApi:
         except EnvbusError as error:
             log.warning("a controller's beat was dropped: %s", error)
             return
+        if beat.controller != self._controller_id:
+            return
         mine = self._orders.report()
         if (beat.host, beat.pid, beat.started_at) != (mine.host, mine.pid, mine.started_at):
             self._orders.on_rival(beat)

@@ -294,11 +294,11 @@ class Controller:
 
     def _on_ended(self, ended: Ended) -> None:
         record = ended.record
+        env = self._envs[record.env]
+        self._connection.send(env.subjects.gone, pack(Gone(server=record.server, reason=ended.summary)))
         self._note_servers()
         self._remains.spawn(_kill_remains(record.server))
-        env = self._envs[record.env]
         env.demand.gone(record.server)
-        self._connection.send(env.subjects.gone, pack(Gone(server=record.server, reason=ended.summary)))
         self._obey(env.supervisor.exited(record.server, ended.reason, _now()))
         self._tasks.spawn(self._api.send_beat())
 

@@ -243,6 +243,7 @@ class Fleet:
             waiting_jobs=beat.waiting_jobs if working else 0,
             held_results=beat.held_results,
             held_bytes=beat.held_bytes,
+            short_of_memory=beat.short_of_memory,
             done=beat.done,
             failed=beat.failed,
             cancelled=beat.cancelled,

@@ -31,6 +31,8 @@ class ServerView:
     waiting_jobs: int = 0
     held_results: int = 0
     held_bytes: int = 0
+    short_of_memory: bool = False
+    """It takes no jobs until results are collected or inputs are done with; its state is then full."""
     done: int = 0
     failed: int = 0
     cancelled: int = 0

@@ -183,7 +183,7 @@ def read_fleet_file(path: Path, *, overrides: Overrides | None = None) -> FleetS
         values = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the fleet file {path}: {error}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"{path}: not TOML: {error}") from error
     try:
         spec = FleetSpec.model_validate(_with(overrides or {}, values))

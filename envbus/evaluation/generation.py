@@ -114,8 +114,15 @@ async def generate(
         "path_to_save": str(folder) if folder else None,
         "save_error": None,
     }
-    run = _Run(calls, inputs, metadata, limiter=FifoLimiter(max_concurrent), callbacks=callbacks or EvalCallbacks())
-    return await run.execute(client, folder)
+    run = _Run(
+        calls,
+        inputs,
+        metadata,
+        limiter=FifoLimiter(max_concurrent),
+        callbacks=callbacks or EvalCallbacks(),
+        client=client,
+    )
+    return await run.execute(folder)
 
 
 class _Run:
@@ -127,24 +134,27 @@ class _Run:
         inputs: Sequence[RolloutInput],
         metadata: GenerateMetadata,
         *,
-        limiter: FifoLimiter[Work],
+        limiter: FifoLimiter[int],
         callbacks: EvalCallbacks,
+        client: Any,
     ) -> None:
         self._calls = calls
         self._inputs = inputs
         self._metadata = metadata
         self._line = limiter
         self._callbacks = callbacks
+        self._client = client
+        self._step = metadata["rollouts_per_example"] if metadata["group_scoring"] else 1
         self._outputs: list[RolloutOutput | None] = [None] * len(inputs)
         self._writer: ResultsWriter | None = None
         self._clock = time.perf_counter()
 
-    async def execute(self, client: Any, folder: Path | None) -> GenerateOutputs:
+    async def execute(self, folder: Path | None) -> GenerateOutputs:
         """Load what is there, run the rest, save and sum up on every way out."""
         kept = load_kept_rows(folder, self._metadata) if folder else {}
         for index, output in kept.items():
             self._outputs[index] = output
-        self._fill_line(client)
+        self._fill_line()
         if folder:
             self._open_results(folder)
         try:
@@ -155,15 +165,16 @@ class _Run:
             self._finish()
         return {"outputs": [output for output in self._outputs if output is not None], "metadata": self._metadata}
 
-    def _fill_line(self, client: Any) -> None:
-        as_group = self._metadata["group_scoring"]
-        per_example = self._metadata["rollouts_per_example"]
-        step = per_example if as_group else 1
-        for start in range(0, len(self._inputs), step):
+    def _fill_line(self) -> None:
+        for start in range(0, len(self._inputs), self._step):
             if self._outputs[start] is None:
-                examples = list(self._inputs[start : start + step])
-                work = Work(start, examples, client_for_example(client, start // per_example), as_group)
-                self._line.add(work, weight=work.weight)
+                self._line.add(start, weight=self._step)
+
+    def _work(self, start: int) -> Work:
+        """Made only when it runs, so that a long line takes little memory."""
+        examples = list(self._inputs[start : start + self._step])
+        client = client_for_example(self._client, start // self._metadata["rollouts_per_example"])
+        return Work(start, examples, client, self._metadata["group_scoring"])
 
     def _open_results(self, folder: Path) -> None:
         self._writer = ResultsWriter(folder)
@@ -181,18 +192,18 @@ class _Run:
             self._log(f"resuming {path}: {len(kept)} of {len(self._inputs)} rollouts are there")
 
     def _start_ready(self, tasks: asyncio.TaskGroup) -> None:
-        for work in self._line.start_ready():
-            tasks.create_task(self._do(work, tasks), name=f"rollout-{work.start}")
+        for start in self._line.start_ready():
+            tasks.create_task(self._do(start, tasks), name=f"rollout-{start}")
 
-    async def _do(self, work: Work, tasks: asyncio.TaskGroup) -> None:
-        outputs = await self._calls.outputs_of(work)
-        rows = dict(enumerate(outputs, start=work.start))
+    async def _do(self, start: int, tasks: asyncio.TaskGroup) -> None:
+        outputs = await self._calls.outputs_of(self._work(start))
+        rows = dict(enumerate(outputs, start=start))
         for index, output in rows.items():
             self._outputs[index] = output
             call_safely(self._callbacks.on_output, output)
         if self._writer:
             await self._writer.append(rows)
-        self._line.release(weight=work.weight)
+        self._line.release(weight=self._step)
         self._start_ready(tasks)
 
     def _finish(self) -> None:

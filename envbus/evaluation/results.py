@@ -19,6 +19,7 @@ from typing import Any, cast
 from envbus.error_chain import error_info
 from envbus.errors import EncodeError, UsageError
 from envbus.evaluation import strict_json
+from envbus.evaluation.rows import malformed_field
 from envbus.evaluation.run_paths import METADATA_FILE, RESULTS_FILE, run_folder
 from envbus.types import GenerateMetadata, GenerateOutputs, RolloutOutput
 
@@ -50,7 +51,7 @@ def read_metadata(path: Path | str) -> GenerateMetadata:
     file = run_folder(path) / METADATA_FILE
     try:
         metadata = strict_json.loads(file.read_bytes())
-    except (OSError, ValueError, TypeError) as exc:
+    except (OSError, ValueError, TypeError, RecursionError) as exc:
         raise UsageError(f"cannot read {file}: {exc}; start a new run with another results path") from exc
     if not isinstance(metadata, dict):
         raise UsageError(f"{file} does not hold a run's metadata; start a new run with another results path")
@@ -184,7 +185,7 @@ def _parse_row(line: bytes) -> dict[str, Any] | None:
     except (ValueError, TypeError, RecursionError):
         return None
     is_row = isinstance(row, dict) and type(row.get("index")) is int and row["index"] >= 0
-    return row if is_row else None
+    return row if is_row and malformed_field(row) is None else None
 
 
 def _cut_unfinished_line(file: FileIO) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from envbus.error_chain import error_info
@@ -47,6 +47,17 @@ def failed_output(
     return output
 
 
+def malformed_field(output: Mapping[str, Any]) -> str | None:
+    """The name of a field that displays and summaries could not read, or None."""
+    for name in ("error", "metrics", "timing", "token_usage"):
+        value = output.get(name)
+        is_nothing = value is None or (isinstance(value, str | bool) and not value)
+        if not (is_nothing or isinstance(value, Mapping)):
+            return name
+    error = output.get("error")
+    return "error" if error and not isinstance(error.get("error"), str) else None
+
+
 def checked_outputs(outputs: Any, expected: int) -> list[RolloutOutput]:
     """The outputs of a call, once they are known to be as many dicts as there were inputs.
 
@@ -60,4 +71,7 @@ def checked_outputs(outputs: Any, expected: int) -> list[RolloutOutput]:
     for output in outputs:
         if not isinstance(output, dict):
             raise RolloutError(f"the environment returned an output of type {type(output).__name__}, not a dict")
+        if (name := malformed_field(output)) is not None:
+            kind = type(output[name]).__name__
+            raise RolloutError(f"the environment returned an output whose {name!r} is malformed: of type {kind}")
     return cast(list[RolloutOutput], list(outputs))

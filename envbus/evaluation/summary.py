@@ -160,8 +160,8 @@ class RunningStats:
             self.num_rewards += 1
             self.reward_sum += reward
         usage: Any = output.get("token_usage") or {}
-        self.input_tokens += int(usage.get("input_tokens") or 0)
-        self.output_tokens += int(usage.get("output_tokens") or 0)
+        self.input_tokens += int(finite_number(usage.get("input_tokens")) or 0)
+        self.output_tokens += int(finite_number(usage.get("output_tokens")) or 0)
 
     @property
     def mean_reward(self) -> float | None:

@@ -132,7 +132,7 @@ class Stage:
     def client(self, **options: Any) -> NATSEnvClient:
         settings = ClientSettings(**(CLIENT_SETTINGS | options.pop("settings", {})))
         options = {"name": self.name, "env_id": ENV_ID, "prefix": self.prefix, "settings": settings} | options
-        return NATSEnvClient(self.url, **options)
+        return NATSEnvClient(options.pop("address", self.url), **options)
 
     async def ready(self, *servers: ServerProcess) -> None:
         """Wait until these servers (default: all) take jobs."""
@@ -145,7 +145,7 @@ class Stage:
     @asynccontextmanager
     async def beats(self) -> AsyncIterator[BeatWatch]:
         """Listen to the servers' heartbeats with a plain NATS client."""
-        connection = await nats.connect(self.url)
+        connection = await nats.connect(self.url.split(","))
         try:
             watch = BeatWatch()
             await connection.subscribe(all_beats(self.prefix), cb=watch.on_message)
@@ -252,8 +252,8 @@ def leftovers(client: NATSEnvClient) -> dict[str, int]:
         "pending": len(session._dispatch.pending()),
         "attempts": len(session._attempts),
         "holders": len(session._attempts.holders()),
-        "unconfirmed": sum(len(jobs) for jobs in session._done.values()),
-        "routes": len(bus.connection.inbox) - 2 * bus._users - len(session._late),
+        "unconfirmed": len(session._receipts),
+        "routes": len(bus.connection.inbox) - 3 * bus._users - len(session._late),
     }
 
 

@@ -10,6 +10,7 @@ import asyncio
 import datetime
 import decimal
 import enum
+import functools
 import json
 import os
 import pathlib
@@ -125,6 +126,17 @@ ODD: dict[str, Callable[[], Any]] = {
 }
 
 
+@functools.cache
+def tokens(count: int) -> dict[str, Any]:
+    """What a rollout gives a trainer: 13 bytes for each token, which do not compress."""
+    random = np.random.default_rng(count)
+    return {
+        "ids": random.integers(0, 150_000, count).tolist(),
+        "mask": random.integers(0, 2, count).tolist(),
+        "logprobs": (-random.random(count)).tolist(),
+    }
+
+
 def failure(kind: str) -> BaseException:
     """What the ``raise`` action raises (P30, P31)."""
     match kind:
@@ -157,6 +169,7 @@ class StageEnv:
         self._teardown_s = teardown_s
         self._tag = tag
         self._running = 0
+        self._buffer: list[int] = []
         self.requires_group_rollouts = groups
 
     async def run_rollout(
@@ -217,7 +230,15 @@ class StageEnv:
             case "block":
                 time.sleep(item["t"])  # noqa: ASYNC251 - an env that blocks its loop
             case "big":
+                await asyncio.sleep(item.get("t", 0))
                 return {"blob": os.urandom(item["n"])}
+            case "tokens":
+                return tokens(item["n"])
+            case "reuse":
+                self._buffer[:] = [item["fill"]] * item["n"]
+                return {"ids": self._buffer}
+            case "clock":
+                return {"thread_s": time.thread_time()}
             case "echo_size":
                 return {"size": len(item["prompt"][0]["content"])}
             case "odd":

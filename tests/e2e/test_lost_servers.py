@@ -6,7 +6,7 @@ import asyncio
 import time
 
 import pytest
-from stage import READY_S, Stage, do, run, settled
+from stage import READY_S, Stage, becomes, do, leftovers, run, settled
 
 from envbus.errors import NoServerError, ServerLostError
 
@@ -29,7 +29,7 @@ async def test_a_job_of_a_killed_server_finishes_on_another(pair: Stage) -> None
         before = time.monotonic()
         pair.server_of(first).kill()
         output = await call
-        assert time.monotonic() - before < 2
+        assert time.monotonic() - before < 8
         assert output["pid"] == pair.other(pair.server_of(first)).pid
         second = await pair.event("start", item["example_id"], count=2)
         assert first["job"] == second["job"]
@@ -64,9 +64,11 @@ async def test_attempts_are_bounded(pair: Stage) -> None:
     async with pair.client(settings={"max_attempts": 2}) as client:
         call = asyncio.create_task(run(client, item))
         for count in (1, 2):
-            pair.server_of(await pair.event("start", item["example_id"], count=count)).kill()
+            holder = pair.server_of(await pair.event("start", item["example_id"], count=count))
+            await becomes(lambda: leftovers(client)["pending"] == 0, what="the client knows its server")
+            holder.kill()
         with pytest.raises(ServerLostError, match="lost 2 servers"):
-            await asyncio.wait_for(call, 3)
+            await asyncio.wait_for(call, 20)
         await settled(client)
 
 
@@ -131,8 +133,11 @@ async def test_pushes_that_a_frozen_server_swallowed_do_not_run_there_for_nobody
             await asyncio.wait_for(asyncio.gather(*(run(client, item) for item in items)), 10)
         await pair.idle()
         await settled(client)
-    woken = [entry for entry in pair.events("start") if entry["pid"] == frozen.pid]
-    assert len(woken) == len([entry for entry in pair.events("cancelled") if entry["pid"] == frozen.pid])
+
+    def count(event: str) -> int:
+        return sum(entry["pid"] == frozen.pid for entry in pair.events(event))
+
+    await becomes(lambda: count("start") == count("cancelled"), what="what it started is cancelled")
 
 
 async def test_a_frozen_server_that_is_killed_is_known_to_be_gone(pair: Stage) -> None:

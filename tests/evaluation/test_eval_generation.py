@@ -210,12 +210,14 @@ async def test_callbacks_hear_everything_and_a_raising_one_changes_nothing(caplo
 
 
 async def test_several_endpoints_are_used_round_robin_one_per_example():
+    """The others stay with it, for when that one is down."""
     urls = ["http://one/v1", "http://user:secret@two/v1"]
     client = ClientConfig(endpoint_configs=tuple(EndpointConfig(api_base_url=url, timeout=7) for url in urls))
     runner = ScriptedRunner()
     results = await run(runner, repeat_examples(examples(3), 2), client, rollouts_per_example=2)
-    assert [config.api_base_url for config in runner.clients] == [urls[i] for i in (0, 0, 1, 1, 0, 0)]
-    assert all(config.timeout == 7 and not config.endpoint_configs for config in runner.clients)
+    firsts = [[each.api_base_url for each in config.endpoint_configs] for config in runner.clients]
+    assert firsts == [[urls[i], urls[1 - i]] for i in (0, 0, 1, 1, 0, 0)]
+    assert all(config.keep_order and config.endpoint_configs[0].timeout == 7 for config in runner.clients)
     assert results["metadata"]["base_url"] == "http://one/v1,http://two/v1"
 
 
