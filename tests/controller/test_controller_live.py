@@ -60,12 +60,14 @@ async def test_scale_and_rolling_restart_under_load_lose_nothing(fleet: Fleet) -
 async def test_neither_a_busy_loop_nor_an_outage_is_death(
     make_fleet: Callable[..., Fleet], own_nats: EmbeddedNats
 ) -> None:
-    """P08, P10, P24: limits far shorter than both; the servers stay the same, the rollouts end."""
+    """P08, P10, P24: limits far shorter than both; the servers stay the same, the rollouts end, and ran once."""
     fleet = make_fleet(address=own_nats.url)
-    spec = fleet.spec(env_table("a", replicas=2, max_concurrent=1, liveness=QUICK_DOUBT))
+    notes = fleet.folder / "notes.txt"
+    spec = fleet.spec(env_table("a", replicas=2, max_concurrent=2, liveness=QUICK_DOUBT, args={"notes": str(notes)}))
     async with running(fleet, spec), operator(fleet) as op, client_of(fleet, "a") as a:
         first = await op.until_running(2)
-        await rollouts(a, 2, busy_s=4)
+        await rollouts(a, 4, busy_s=2)
+        assert notes.read_text().count("start") == 4
         work = asyncio.ensure_future(rollouts(a, 2, sleep_s=4))
         await own_nats.kill()
         await asyncio.sleep(3)
