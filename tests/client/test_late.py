@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import Counter
 
 from envbus.bus.address import resolve_bus_options
 from envbus.bus.connection import Connection
 from envbus.bus.messages import Accepted, Result, pack
 from envbus.client.late import LateReplies
+from envbus.job_log import JobLog
 
 
 async def test_an_outcome_told_twice_does_not_stand_for_the_answer_to_a_send(nats_url: str) -> None:
@@ -15,7 +18,8 @@ async def test_an_outcome_told_twice_does_not_stand_for_the_answer_to_a_send(nat
     connection = Connection(resolve_bus_options(nats_url), name="test")
     await connection.open(timeout_s=5)
     stopped: asyncio.Queue[str] = asyncio.Queue()
-    late = LateReplies(connection, lambda server, job: stopped.put_nowait(server), keep_s=60)
+    log = JobLog(logging.getLogger("envbus.client"))
+    late = LateReplies(connection, lambda server, job: stopped.put_nowait(server), keep_s=60, counts=Counter(), log=log)
     try:
         late.expect("job", 1)
         reply = connection.inbox.reply_subject("job")
