@@ -17,6 +17,8 @@ from envbus.errors import UsageError
 
 _TAIL_BYTES = 65536
 _PLAIN_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName", "color_message"}
+_SHORT_IDS = ("server", "client")
+_SHORT_CHARS = 8
 _installed: list[logging.Handler] = []
 
 
@@ -73,7 +75,7 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Render the record."""
         entry: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
@@ -88,13 +90,13 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level, logger, message, and the record's extra fields as ``name=value``."""
+    """Time, level, logger, message, and the record's extra fields as ``name=value``; ids of servers and clients cut."""
 
     def __init__(self, *, message_only: bool = False) -> None:
         super().__init__("%(message)s" if message_only else "%(asctime)s %(levelname)-7s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: D102
-        extra = "".join(f" {name}={value}" for name, value in _extra_fields(record).items())
+        extra = "".join(f" {name}={_shown(name, value)}" for name, value in _extra_fields(record).items())
         return super().formatMessage(record) + extra
 
 
@@ -144,3 +146,7 @@ def _console_handler(json: bool) -> logging.Handler:
 
 def _extra_fields(record: logging.LogRecord) -> dict[str, Any]:
     return {name: value for name, value in record.__dict__.items() if name not in _PLAIN_FIELDS}
+
+
+def _shown(name: str, value: Any) -> Any:
+    return value[:_SHORT_CHARS] if name in _SHORT_IDS and isinstance(value, str) else value

@@ -30,11 +30,14 @@ def test_a_line_is_written_once_to_file_and_console(tmp_path, capsys):
     file = tmp_path / "deep" / "server.log"
     setup_logging(log_file=file)
     setup_logging("DEBUG", log_file=file)
-    logger.debug("loaded %d rows", 3, extra={"job": "ab12", "attempt": 2})
+    ids = {"job": "ab12ab12ab12", "server": "cd34cd34cd34"}
+    logger.debug("loaded %d rows", 3, extra=ids | {"attempt": 2})
     logging.getLogger("other").warning("not ours")
     for text in (file.read_text(), capsys.readouterr().err):
         assert text.count("\n") == 1
-        assert text.rstrip().endswith("DEBUG   envbus.some.part: loaded 3 rows job=ab12 attempt=2")
+        assert text.rstrip().endswith(
+            "DEBUG   envbus.some.part: loaded 3 rows job=ab12ab12ab12 server=cd34cd34 attempt=2"
+        )
 
 
 def test_the_level_holds(tmp_path):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -27,13 +28,13 @@ from envbus.bus.inbox import Handler, Inbox, settle
 from envbus.bus.outbox import Outbox
 from envbus.bus.tasks import TaskSet
 from envbus.errors import (
-    BusAuthError,
     BusClosedError,
     BusError,
     BusPermissionError,
     BusUnreachableError,
     PayloadTooLargeError,
 )
+from envbus.notices import Notices
 
 log = logging.getLogger("envbus.bus")
 
@@ -103,6 +104,7 @@ class Connection:
         self.options = options
         self.name = name
         self.stats = ConnectionStats()
+        self._notices = Notices(log)
         self.inbox = Inbox(options.inbox_prefix)
         self._denials = Denials(self.inbox.subject)
         self._dialer = Dialer(
@@ -122,7 +124,7 @@ class Connection:
         self._rebuilding = False
         self._tasks = TaskSet("the connection")
         self._heard = asyncio.Event()
-        self._outbox = Outbox(lambda subject, data, reply: self.publish(subject, data, reply=reply))
+        self._outbox = Outbox(lambda subject, data, reply: self.publish(subject, data, reply=reply), self._notices)
 
     # ---- life
 
@@ -149,7 +151,7 @@ class Connection:
                 pause_s = backoff_s(tries)
                 if give_up_at is not None and loop.time() + pause_s >= give_up_at:
                     raise BusUnreachableError(await explain_unreachable(self.options, str(error))) from error
-                log.warning("NATS at %s: %s; trying again", self.options.describe(), error)
+                self._note("unreachable", f"{error}; trying again", tries=tries)
                 await asyncio.sleep(pause_s)
         await self._check_inbox()
         self._tasks.spawn(self._watch_loopback())
@@ -179,6 +181,11 @@ class Connection:
                 if self._client.is_connected:
                     await self._client.flush(timeout=CLOSE_TIMEOUT_S)
             await close_client(self._client)
+        self._notices.close(time.monotonic())
+
+    def _note(self, kind: str, text: str, level: int = logging.WARNING, **facts: Any) -> None:
+        text = f"NATS at {self.options.describe()}: {text}"
+        self._notices.note(kind, text, time.monotonic(), level=level, fields=facts)
 
     @property
     def is_up(self) -> bool:
@@ -245,9 +252,9 @@ class Connection:
         if self.unsent_bytes + len(data) <= MAX_UNSENT_BYTES:
             self._outbox.put(subject, data, reply)
             return
-        if not self.stats.dropped:
-            log.error("NATS takes messages too slowly: %d bytes wait, further ones are dropped", self.unsent_bytes)
         self.stats.dropped += 1
+        text = f"takes messages too slowly: {self.unsent_bytes:,} bytes wait, further ones are dropped"
+        self._note("too slow", text, logging.ERROR, unsent=self.stats.dropped)
 
     @property
     def unsent_bytes(self) -> int:
@@ -374,14 +381,14 @@ class Connection:
             if self._denials.is_inbox(denied):
                 self._heard.set()
         elif self.is_up or not isinstance(error, OSError):
-            log.warning("NATS at %s: %s", self.options.describe(), str(error) or type(error).__name__)
+            self._note(type(error).__name__, str(error) or type(error).__name__, errors=self.stats.errors)
 
     async def _on_disconnected(self) -> None:
         if self._closed or not self._up.is_set():
             return
         self._up.clear()
         self._down_since = asyncio.get_running_loop().time()
-        log.warning("NATS at %s: connection lost, reconnecting", self.options.describe())
+        self._note("lost", "connection lost, reconnecting")
         for listener in list(self._listeners):
             listener.on_disconnected()
 
@@ -411,8 +418,8 @@ class Connection:
             tries += 1
             try:
                 await self._connect(ATTEMPT_TIMEOUT_S)
-            except (BusUnreachableError, BusAuthError) as error:
-                log.warning("NATS at %s: %s; trying again", self.options.describe(), error)
+            except Exception as error:  # noqa: BLE001 - logged, and tried for ever: TLS files may be just being renewed
+                self._note("unreachable", f"{str(error) or type(error).__name__}; trying again", tries=tries)
                 await asyncio.sleep(backoff_s(tries))
             else:
                 self.stats.rebuilds += 1
@@ -427,18 +434,28 @@ class Connection:
         self._dialer.connected()
         self._denials.clear()
         self._up.set()
-        log.warning("NATS at %s: connected again after %.1f s", self.options.describe(), outage_s)
+        text = f"connected again after {outage_s:.1f} s"
+        count = self.stats.reconnects + self.stats.rebuilds
+        self._note("back", text, outage_s=round(outage_s, 3), reconnects=count)
         for listener in list(self._listeners):
             listener.on_reconnected(outage_s)
 
     async def _watch_loopback(self) -> None:
         while True:
             await asyncio.sleep(LOOPBACK_INTERVAL_S)
-            if not self.is_up:
-                continue
-            if not await self._hears_itself(LOOPBACK_TIMEOUT_S) and self.is_up and self._client is not None:
-                log.warning("NATS at %s: connected but nothing is heard, reconnecting", self.options.describe())
-                await self._client.force_reconnect()
+            self._notices.tick(time.monotonic())
+            try:
+                await self._reconnect_if_deaf()
+            except Exception as error:  # noqa: BLE001 - logged, and watched on
+                text = "the check of the connection failed"
+                self._notices.note("loopback", text, time.monotonic(), error=error)
+
+    async def _reconnect_if_deaf(self) -> None:
+        if not self.is_up or await self._hears_itself(LOOPBACK_TIMEOUT_S):
+            return
+        if self.is_up and self._client is not None:
+            self._note("deaf", "connected but nothing is heard, reconnecting")
+            await self._client.force_reconnect()
 
     async def _hears_itself(self, timeout_s: float) -> bool:
         """Whether a message to oneself comes back; a denial of it is something heard, too."""

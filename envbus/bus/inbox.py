@@ -15,6 +15,8 @@ from envbus.errors import BusClosedError, NoServerError
 
 Handler = Callable[[Any], None]
 """Gets a message (subject, reply, data, headers); must only enqueue or decide, never wait."""
+StrayHandler = Callable[[str, Any], None]
+"""Gets the token and a message that nobody waits for any more."""
 
 
 class Inbox:
@@ -28,6 +30,8 @@ class Inbox:
         self.subject = f"{prefix}.{secrets.token_hex(11)}"
         self._handlers: dict[str, Handler] = {}
         self._count = 0
+        self.strays: set[StrayHandler] = set()
+        """Hear of what is dropped."""
 
     def __len__(self) -> int:
         return len(self._handlers)
@@ -55,9 +59,13 @@ class Inbox:
 
     def deliver(self, message: Any) -> None:
         """Hand a message to its handler; one that nobody waits for is dropped."""
-        handler = self._handlers.get(message.subject.rpartition(".")[2])
+        token = message.subject.rpartition(".")[2]
+        handler = self._handlers.get(token)
         if handler is not None:
             handler(message)
+            return
+        for stray_handler in tuple(self.strays):
+            stray_handler(token, message)
 
     def close(self) -> None:
         """Tell every handler that no reply will come any more."""

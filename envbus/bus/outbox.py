@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 
 from envbus.errors import BusError
+from envbus.notices import Notices
 
 log = logging.getLogger("envbus.bus")
 
@@ -17,10 +19,12 @@ class Outbox:
 
     Args:
         publish: Sends ``(subject, data, reply)``; a message that it cannot send is dropped.
+        notices: Where that is logged.
     """
 
-    def __init__(self, publish: Callable[[str, bytes, str], Awaitable[object]]) -> None:
+    def __init__(self, publish: Callable[[str, bytes, str], Awaitable[object]], notices: Notices) -> None:
         self._publish = publish
+        self._notices = notices
         self._messages: deque[tuple[str, bytes, str]] = deque()
         self._filled = asyncio.Event()
         self._empty = asyncio.Event()
@@ -44,10 +48,13 @@ class Outbox:
                 try:
                     await self._publish(subject, data, reply)
                 except BusError as error:
-                    log.error("a message to %s was not sent: %s", subject, error)
-                except Exception:
-                    log.exception("a message to %s was not sent", subject)
+                    self._note(f"a message to {subject} was not sent: {error}")
+                except Exception as error:  # noqa: BLE001 - logged, and the others are sent
+                    self._note(f"a message to {subject} was not sent", error)
             self._empty.set()
+
+    def _note(self, text: str, error: Exception | None = None) -> None:
+        self._notices.note("not sent", text, time.monotonic(), level=logging.ERROR, error=error)
 
     async def emptied(self, *, timeout_s: float) -> None:
         """Wait until nothing is left to send, or for so long."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
+
+from envbus.notices import Notices
 
 log = logging.getLogger("envbus.bus")
 
@@ -20,6 +23,7 @@ class TaskSet:
     def __init__(self, owner: str) -> None:
         self._owner = owner
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._notices = Notices(log)
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -39,8 +43,8 @@ class TaskSet:
             await asyncio.sleep(every_s)
             try:
                 function()
-            except Exception:
-                log.exception("%s: a periodic step failed", self._owner)
+            except Exception as error:  # noqa: BLE001 - logged, and the step is done again
+                self._notices.note("step", f"{self._owner}: a periodic step failed", time.monotonic(), error=error)
 
     async def close(self) -> None:
         """Cancel all tasks, save the one that calls this, and wait for their ends."""
@@ -48,8 +52,10 @@ class TaskSet:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._notices.close(time.monotonic())
 
     def _reap(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            log.error("a task of %s failed", self._owner, exc_info=task.exception())
+            text = f"a task of {self._owner} failed"
+            self._notices.note("task", text, time.monotonic(), error=task.exception())

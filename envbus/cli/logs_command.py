@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -24,6 +24,10 @@ def logs(
     ],
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with what is logged from now on.")] = False,
     lines: Annotated[int, typer.Option("-n", "--lines", min=1, max=5000, help="Last lines to show.")] = 100,
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"] | None,
+        typer.Option("--level", help="First have the server log from this level on, until it ends or is told another."),
+    ] = None,
     address: Address = None,
     prefix: Prefix = "env",
     as_json: AsJson = False,
@@ -36,6 +40,8 @@ def logs(
 
     async def work(operator: Operator) -> int:
         found = await _find(operator, server)
+        if level is not None:
+            await _set_level(operator, found, level)
         answer = await operator.logs(found, lines=lines)
         _print(answer, as_json)
         if follow:
@@ -55,6 +61,14 @@ async def _find(operator: Operator, text: str) -> ServerView:
         return found
     target = find_target(view, text)  # raises for what is nothing at all, and says what there is
     raise NoServerError(f"{target.kind} {target.name!r} is not one server: name one by its id; see: envbus ls")
+
+
+async def _set_level(operator: Operator, server: ServerView, level: str) -> None:
+    from envbus.bus.messages import Control
+    from envbus.errors import NoServerError
+
+    if await operator.control(server, Control(action="log_level", level=level)) is None:
+        raise NoServerError(f"server {server.server[:8]} has ended: its level cannot be set")
 
 
 async def _follow(operator: Operator, server: ServerView, after: int, as_json: bool) -> None:

@@ -135,13 +135,15 @@ def _tell_text(note: Note) -> None:
     import time
 
     mark = {"info": "", "warning": "warning: ", "error": "error: "}[note.level]
-    _print(f"{time.strftime('%H:%M:%S')} {note.env}: {mark}{note.text}")
+    _print(f"{time.strftime('%H:%M:%S')} {note.env}: {mark}{note.line}")
 
 
 def _tell_json(note: Note) -> None:
     import time
 
-    _print(json.dumps({"time": time.time(), "env": note.env, "level": note.level, "text": note.text}))
+    about = {"server": note.server} if note.server else {}
+    told = {"time": time.time(), "env": note.env, "level": note.level, "text": note.text}
+    _print(json.dumps({**told, **about, **note.facts}))
 
 
 def _print(line: str) -> None:

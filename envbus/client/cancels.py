@@ -14,12 +14,10 @@ from typing import Any
 from envbus.bus.connection import Connection
 from envbus.bus.messages import Cancel, Ok, pack, parse
 from envbus.bus.subjects import Subjects
+from envbus.client.job_lists import jobs_per_message
 from envbus.errors import EnvbusError
 
 REPEAT_S = 1.0
-CHUNK = 5_000
-"""Jobs named in one message; less where max_payload is small."""
-JOB_BYTES = 40
 KEEP_S = 300.0
 """A server that is back later cancels the copies itself, as nobody asked about them."""
 
@@ -64,9 +62,8 @@ class Cancels:
             self._owed[server] |= jobs
 
     def _send(self, server: str) -> None:
-        chunk = max(1, min(CHUNK, self._connection.max_payload // JOB_BYTES - 10))
         owed = (job for job in self._owed.get(server, ()) if not self._is_unplaced(job))
-        if jobs := list(itertools.islice(owed, chunk)):
+        if jobs := list(itertools.islice(owed, jobs_per_message(self._connection.max_payload))):
             self._asked[server] = jobs
             data = pack(Cancel(client=self._client_id, jobs=jobs))
             reply = self._connection.inbox.reply_subject(self._token)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -10,15 +11,12 @@ from envbus.bus.connection import Connection, Subscription
 from envbus.bus.messages import Check, Gone, Status, pack, parse_as
 from envbus.bus.subjects import Subjects
 from envbus.bus.tasks import TaskSet
+from envbus.client.job_lists import in_messages
 from envbus.errors import EnvbusError, NoServerError
+from envbus.notices import Notices
 from envbus.settings import PROBE_TIMEOUT_S
 
 log = logging.getLogger("envbus.client")
-
-CHECK_CHUNK = 5_000
-"""Jobs asked about in one message; less where max_payload is small."""
-JOB_BYTES = 40
-"""What a job's id takes in a check or its answer."""
 
 
 class Checks:
@@ -45,6 +43,7 @@ class Checks:
         on_nobody: Callable[[str], None],
         on_ended: Callable[[str], None],
         tasks: TaskSet,
+        notices: Notices,
     ) -> None:
         self._connection = connection
         self._subjects = subjects
@@ -56,7 +55,10 @@ class Checks:
         self._on_nobody = on_nobody
         self._on_ended = on_ended
         self._tasks = tasks
+        self._notices = notices
         self._under_way: set[str] = set()
+        self._doubted: set[str] = set()
+        """Servers that are being asked since news of their end came."""
         self._last_at = 0.0
         self._news: Subscription | None = None
 
@@ -87,9 +89,8 @@ class Checks:
 
     async def _check_all(self, server: str, jobs: Sequence[str]) -> None:
         try:
-            chunk = max(1, min(CHECK_CHUNK, self._connection.max_payload // JOB_BYTES - 10))
-            for start in range(0, len(jobs), chunk):
-                await self._check(server, jobs[start : start + chunk])
+            for some in in_messages(jobs, self._connection.max_payload):
+                await self._check(server, some)
         finally:
             self._under_way.discard(server)
 
@@ -101,9 +102,9 @@ class Checks:
         except NoServerError:
             self._on_nobody(server)
         except TimeoutError:
-            log.debug("server %s did not answer a check", server)
+            log.debug("a check was not answered in %g s", PROBE_TIMEOUT_S, extra={"server": server, "jobs": len(jobs)})
         except EnvbusError as error:
-            log.warning("server %s answered a check with: %s", server, error)
+            self._note("bad answer", f"server {server[:8]} answered a check with: {error}", server=server)
         else:
             self._on_status(server, status)
 
@@ -112,10 +113,22 @@ class Checks:
         try:
             news = parse_as(message.data, Gone)
         except EnvbusError as error:
-            log.warning("the news of a server's end was dropped: %s", error)
+            self._note("bad news", f"the news of a server's end was dropped: {error}")
             return
         jobs = self._holders().get(news.server)
         if jobs:
-            log.warning("server %s of env %s has ended: %s", news.server[:8], self._subjects.env, news.reason)
+            text = f"server {news.server[:8]} has ended, with {len(jobs)} jobs of this client: {news.reason}"
+            self._note("server ended", text, server=news.server, jobs=len(jobs))
             self._on_ended(news.server)
-            self._tasks.spawn(self._check(news.server, jobs[:1]))
+            if news.server not in self._doubted:  # the news may be a flood
+                self._doubted.add(news.server)
+                self._tasks.spawn(self._check_ended(news.server, jobs[0]))
+
+    async def _check_ended(self, server: str, job: str) -> None:
+        try:
+            await self._check(server, [job])
+        finally:
+            self._doubted.discard(server)
+
+    def _note(self, kind: str, text: str, **fields: Any) -> None:
+        self._notices.note(kind, text, time.monotonic(), fields=fields)

@@ -17,9 +17,9 @@ from typing import Any, Literal, Self, TypeVar, cast
 
 from envbus.bus.address import BusOptions, resolve_bus_options
 from envbus.bus.bus import Bus
-from envbus.bus.calls import Call, call_map
+from envbus.bus.calls import MAX_GROUP, Call, call_map
 from envbus.bus.codec import Limits, freeze
-from envbus.bus.messages import Beat, Info
+from envbus.bus.messages import INT64_MAX, Beat, Info
 from envbus.bus.subjects import DEFAULT_PREFIX, Subjects, env_name
 from envbus.bus.thread import Crossing
 from envbus.bus.transfer import Packed, unpack_body
@@ -70,6 +70,8 @@ class NATSEnvClient:
     ) -> None:
         if env_id is None and name is None:
             raise UsageError("NATSEnvClient: env_id is missing: NATSEnvClient(address, env_id)")
+        if not -INT64_MAX <= priority <= INT64_MAX:
+            raise UsageError(f"NATSEnvClient: priority {priority} has more than 64 bits")
         self.env_id = env_id or name or ""
         self.env_args = dict(env_args or {})
         self.env = env_name(self.env_id, self.env_args, name)
@@ -279,6 +281,16 @@ class NATSEnvClient:
         bus, _ = await self._ensure_session()
         return await bus.thread.run(question(Inquiries(bus.connection, self._subjects, self._settings)))
 
+    def stats(self) -> dict[str, float]:
+        """Return counts since this client connected: of its jobs, and of what went wrong with them and the connection.
+
+        ``jobs``, ``resent`` (their server was lost, or stalled), ``unaccepted`` (sends that got no answer), ``lost``
+        (given up with ServerLostError), ``late_results``, ``late_failures`` and ``late_accepts`` (dropped: the job was
+        over), ``bad_messages``; of the connection, which clients of one process may share: ``reconnects``,
+        ``rebuilds``, ``slow_consumers``, ``unsent`` (messages dropped for want of room), ``outage_s``.
+        """
+        return {} if self._session is None else self._session.numbers.read()
+
     # ---- jobs
 
     async def _call(
@@ -295,6 +307,8 @@ class NATSEnvClient:
             raise UsageError(
                 f"a {type(client).__name__} cannot cross the bus: pass a ClientConfig; the server calls the model"
             )
+        if len(inputs) > MAX_GROUP:
+            raise UsageError(f"a group has at most {MAX_GROUP:,} inputs, not {len(inputs):,}")
         call = Call(kind, inputs, client, model, sampling_args, max_retries, state_columns)
         frozen = freeze(call_map(call))
         bus, session = await self._ensure_session()

@@ -22,9 +22,10 @@ class ClientJob:
         sent_to: The server whose grant was used; None after a push.
         unanswered: Sends that no server has accepted or refused yet.
         uploading_to: The server that its large input goes to.
-        collecting: Whether its large result is being fetched.
+        collecting_from: The server that its large result is being fetched from.
         failed_collections: How often that failed.
         late_since: When a server first refused it as late; 0: none has.
+        submitted_at: When the session took it on, by its clock.
         pulled: Whether the outcome is a large result, which takes room until the caller has it.
     """
 
@@ -37,13 +38,14 @@ class ClientJob:
     sent_to: str | None = None
     unanswered: int = 0
     uploading_to: str | None = None
-    collecting: bool = False
+    collecting_from: str | None = None
     failed_collections: int = 0
     pulled: bool = False
     late_since: float = 0.0
+    submitted_at: float = 0.0
 
     def forget_attempt(self) -> None:
         """It is sent again: nothing of the last attempt counts any more."""
-        self.collecting = False
+        self.collecting_from = None
         self.failed_collections = 0
         self.uploading_to = None

@@ -31,6 +31,7 @@ class Clocks:
     def refused(self, server: str, now: float) -> bool:
         """A server refused a job as late; whether that is news."""
         is_news = not self.is_doubted(server, now)
+        self._doubted_until = {known: until for known, until in self._doubted_until.items() if until > now}
         self._doubted_until[server] = now + DOUBT_S
         return is_news
 

@@ -129,11 +129,15 @@ class Dispatch:
         self._said_at = 0.0
         return self._advance(now)
 
+    def overdue(self, now: float) -> list[str]:
+        """Return the jobs that no server accepted in time, which the next tick sends again."""
+        return [job for job, resend_at in self._sent.items() if resend_at <= now] if self._connected else []
+
     def tick(self, now: float) -> list[Instruction]:
         """What time alone brings about."""
         if not self._connected:
             return []
-        late = [job for job, resend_at in self._sent.items() if resend_at <= now]
+        late = self.overdue(now)
         for job in reversed(late):
             del self._sent[job]
             self._to_front(job)

@@ -11,7 +11,8 @@ from envbus.bus.tasks import TaskSet
 from envbus.bus.transfer import Packed, cut
 from envbus.client.client_job import ClientJob
 from envbus.client.transfers import Transfers
-from envbus.errors import EnvbusError, NoServerError, ResultLostError
+from envbus.errors import EnvbusError, NoServerError, RemoteError, ResultLostError
+from envbus.job_log import JobLog
 from envbus.settings import INLINE_BYTES, PART_BYTES
 
 log = logging.getLogger("envbus.client")
@@ -41,11 +42,14 @@ class JobOwner(Protocol):
 class LargeBodies:
     """Bodies of one client's jobs that do not fit on a message."""
 
-    def __init__(self, connection: Connection, transfers: Transfers, owner: JobOwner, tasks: TaskSet) -> None:
+    def __init__(
+        self, connection: Connection, transfers: Transfers, owner: JobOwner, tasks: TaskSet, *, log: JobLog
+    ) -> None:
         self._connection = connection
         self._transfers = transfers
         self._owner = owner
         self._tasks = tasks
+        self._log = log
 
     def upload_parts(self, job: ClientJob) -> Parts | None:
         """Return how the job's input travels in parts; None: it rides on its message."""
@@ -59,12 +63,15 @@ class LargeBodies:
         parts = self.upload_parts(job)
         if parts is not None and job.uploading_to != server:
             job.uploading_to = server
+            self._log.step("input goes in parts", job.job, server=server, bytes=parts.size, parts=parts.parts)
             self._tasks.spawn(self._upload(job, server, parts))
 
     def collect(self, job: ClientJob, server: str, parts: Parts | None) -> None:
         """Fetch the job's result, unless that is under way."""
-        if not job.collecting:
-            job.collecting = True
+        if job.collecting_from is None:
+            job.collecting_from = server
+            size_bytes = parts.size if parts is not None else None
+            self._log.step("result is collected", job.job, server=server, bytes=size_bytes)
             self._tasks.spawn(self._collect(job, server, parts))
 
     async def _collect(self, job: ClientJob, server: str, parts: Parts | None) -> None:
@@ -73,12 +80,10 @@ class LargeBodies:
         except* (NoServerError, TimeoutError, ResultLostError) as errors:
             self._not_collected(job, server, _first(errors))
         except* EnvbusError as errors:
-            error = _first(errors)
-            assert isinstance(error, EnvbusError)
-            if self._owner.is_awaited_from(job.job, server):
-                self._owner.end(job.job, error, server)
-            else:
-                job.collecting = False  # another server may have a result
+            self._collection_failed(job, server, _first(errors))
+        except* Exception as errors:
+            log.exception("a result could not be collected", extra={"job": job.job, "server": server})
+            self._collection_failed(job, server, _first(errors))
         else:
             job.pulled = True
             self._owner.end(job.job, body, server)
@@ -87,20 +92,37 @@ class LargeBodies:
         """The caller has the job's result, or nobody wants it: there is room for others."""
         self._transfers.undelivered.release(job_id)
 
+    def _collection_failed(self, job: ClientJob, server: str, error: BaseException) -> None:
+        """The result is there and of no use: that ends the job."""
+        self._collects_no_more(job, server)
+        if self._owner.is_awaited_from(job.job, server):
+            text = f"the result could not be put together: {type(error).__name__}: {error}"
+            self._owner.end(job.job, error if isinstance(error, EnvbusError) else RemoteError(text), server)
+
     def _not_collected(self, job: ClientJob, server: str, error: BaseException) -> None:
         """The result may be there, lost, or run elsewhere: the next check tells, a few times."""
-        job.collecting = False
+        self._collects_no_more(job, server)
+        if not self._owner.is_awaited_from(job.job, server):
+            return  # the job is over, or is run elsewhere
         job.failed_collections += 1
-        log.warning("job %s: its result could not be collected from %s: %s", job.job, server, error)
+        why = f"from server {server[:8]}, try {job.failed_collections}: {str(error) or type(error).__name__}"
+        self._log.trouble("a result could not be collected", job.job, why, server=server)
         if isinstance(error, NoServerError):
             self._owner.nobody_answers(server)
         elif job.failed_collections >= MAX_COLLECTIONS:
             self._owner.attempt_failed(job.job, server, f"its result could not be collected from {server[:8]}")
 
+    def _collects_no_more(self, job: ClientJob, server: str) -> None:
+        if job.collecting_from == server:  # not another one by now, as the job was sent again
+            job.collecting_from = None
+
     async def _upload(self, job: ClientJob, server: str, parts: Parts) -> None:
         try:
             await self._transfers.push(job.job, server, job.body, parts)
         except* (TimeoutError, EnvbusError) as errors:
+            self._upload_failed(job.job, server, _first(errors))
+        except* Exception as errors:
+            log.exception("an input could not be sent", extra={"job": job.job, "server": server})
             self._upload_failed(job.job, server, _first(errors))
 
     def _upload_failed(self, job_id: str, server: str, error: BaseException) -> None:

@@ -15,6 +15,7 @@ from envbus.bus.connection import Connection
 from envbus.bus.messages import Done, pack
 from envbus.bus.subjects import Subjects
 from envbus.bus.tasks import TaskSet
+from envbus.client.job_lists import in_messages
 from envbus.errors import EnvbusError, NoServerError
 from envbus.settings import PROBE_TIMEOUT_S
 
@@ -49,12 +50,15 @@ class Receipts:
     async def close(self) -> None:
         """Tell what is gathered, once."""
         gathered, self._gathered = self._gathered, defaultdict(list)
-        await asyncio.gather(*(self._hand_in(server, jobs, tries=1) for server, jobs in gathered.items()))
+        limit = self._connection.max_payload
+        lists = [(server, some) for server, jobs in gathered.items() for some in in_messages(jobs, limit)]
+        await asyncio.gather(*(self._hand_in(server, some, tries=1) for server, some in lists))
 
     def _flush(self) -> None:
         gathered, self._gathered = self._gathered, defaultdict(list)
         for server, jobs in gathered.items():
-            self._tasks.spawn(self._hand_in(server, jobs, tries=TRIES))
+            for some in in_messages(jobs, self._connection.max_payload):
+                self._tasks.spawn(self._hand_in(server, some, tries=TRIES))
 
     async def _hand_in(self, server: str, jobs: Sequence[str], *, tries: int) -> None:
         message = pack(Done(client=self._client_id, jobs=list(jobs)))

@@ -47,8 +47,10 @@ from envbus.client.checks import Checks
 from envbus.client.client_job import ClientJob
 from envbus.client.clocks import Clocks
 from envbus.client.dispatch import Dispatch, PassGrant, Push, SayWaiting, UseGrant
+from envbus.client.job_lists import in_messages
 from envbus.client.large_bodies import LargeBodies
 from envbus.client.late import LateReplies
+from envbus.client.numbers import ClientNumbers
 from envbus.client.patience import Patience
 from envbus.client.receipts import Receipts
 from envbus.client.suspects import Suspects
@@ -61,11 +63,13 @@ from envbus.errors import (
     ServerLostError,
     ServerStoppingError,
 )
+from envbus.job_log import JobLog
 from envbus.settings import ClientSettings
 
 log = logging.getLogger("envbus.client")
 
 TICK_S = 0.1
+_MAX_TEXT = 200
 
 
 class Session:
@@ -95,6 +99,9 @@ class Session:
         self._settings = settings
         self._priority = priority
         self._fingerprint = fingerprint
+        self._log = JobLog(log, client=client_id, env=subjects.env)
+        self.counts: Counter[str] = Counter()
+        self.numbers = ClientNumbers(self.counts, connection.stats)
         self._tasks = TaskSet("the client")
         self._jobs: dict[str, ClientJob] = {}
         self._dispatch = Dispatch(
@@ -106,7 +113,9 @@ class Session:
         self._suspects = Suspects()
         self._clocks = Clocks(give_up_s=settings.start_window_s)
         self._cancels = Cancels(connection, subjects, client_id=client_id, is_unplaced=self._attempts.is_unplaced)
-        self._late = LateReplies(connection, self._stop_late, keep_s=settings.start_window_s)
+        self._late = LateReplies(
+            connection, self._stop_late, keep_s=settings.start_window_s, counts=self.counts, log=self._log
+        )
         self._absence = Absence(connection, subjects, settings=settings, fingerprint=fingerprint)
         self._patience = Patience(
             connection,
@@ -117,7 +126,7 @@ class Session:
             end=self._end_waiting,
         )
         transfers = Transfers(connection, subjects, client_id=client_id, settings=settings, workers=workers)
-        self._large = LargeBodies(connection, transfers, self, self._tasks)
+        self._large = LargeBodies(connection, transfers, self, self._tasks, log=self._log)
         self._checks = Checks(
             connection,
             subjects,
@@ -129,10 +138,10 @@ class Session:
             on_nobody=self.nobody_answers,
             on_ended=self._suspects.ended,
             tasks=self._tasks,
+            notices=self._log.notices,
         )
         self._receipts = Receipts(connection, subjects, client_id=client_id, tasks=self._tasks)
         self._closed = False
-        self.counts: Counter[str] = Counter()
         self._listener = Listener(self._on_disconnected, self._on_reconnected)
         connection.listen(self._listener)
         self._line_token = connection.inbox.route(self._on_line_reply)
@@ -148,6 +157,9 @@ class Session:
             job.ending(BusClosedError("the client is closed"))
             return
         self._jobs[job.job] = job
+        job.submitted_at = _now()
+        self.counts["jobs"] += 1
+        self._log.step("submitted", job.job, rollouts=job.size, bytes=len(job.body.data))
         self._attempts.start(job.job)
         self._connection.inbox.route(self._on_job_reply(job.job), token=job.job)
         self._dispatch_all(self._dispatch.submit(job.job, _now()))
@@ -156,6 +168,7 @@ class Session:
         """The caller has the outcome, or waits no more: then the job is given up, and its server is told."""
         self._large.taken(job_id)
         if job_id in self._jobs:
+            self._log_end("given up by its caller", self._jobs[job_id])
             self._forget(job_id, served_by=None)
 
     async def close(self) -> None:
@@ -177,17 +190,23 @@ class Session:
         self._connection.inbox.unroute(self._ignore_token)
         await self._tasks.close()
         await self._checks.close()
+        self._log.close()
+        if (trouble := self.numbers.trouble()) is not None:
+            who = {"client": self._client_id, "env": self._subjects.env}
+            log.info("client %s: %s", self._client_id[:8], trouble, extra=who)
 
     async def _ask_all(self, server: str, jobs: tuple[str, ...]) -> None:
-        message = pack(Cancel(client=self._client_id, jobs=list(jobs)))
-        await self._connection.request(self._subjects.server(server), message, timeout_s=self._settings.close_timeout_s)
+        limit_s = self._settings.close_timeout_s
+        async with asyncio.timeout(limit_s):
+            for some in in_messages(jobs, self._connection.max_payload):
+                message = pack(Cancel(client=self._client_id, jobs=some))
+                await self._connection.request(self._subjects.server(server), message, timeout_s=limit_s)
 
     async def _wait_late(self) -> None:
         """Wait for the accepts that are still under way: their jobs are cancelled when they come."""
         await asyncio.wait_for(self._late.answered(), self._settings.close_timeout_s)
 
     def _stop_late(self, server: str, job_id: str) -> None:
-        self.counts["late_replies"] += 1
         self._cancels.say(server, [job_id], _now())
 
     # ---- ends
@@ -198,8 +217,16 @@ class Session:
         if job is None:
             self._large.taken(job_id)
             return
-        self._forget(job_id, served_by)
-        job.ending(outcome)
+        state = type(outcome).__name__ if isinstance(outcome, EnvbusError) else "result"
+        self._log_end("delivered", job, server=served_by, state=state)
+        try:
+            self._forget(job_id, served_by)
+        finally:
+            job.ending(outcome)
+
+    def _log_end(self, what: str, job: ClientJob, **facts: Any) -> None:
+        seconds = round(_now() - job.submitted_at, 3)
+        self._log.step(what, job.job, attempt=self._attempts.attempt(job.job), seconds=seconds, **facts)
 
     def _forget(self, job_id: str, served_by: str | None) -> None:
         job = self._jobs.pop(job_id)
@@ -208,7 +235,11 @@ class Session:
         self._connection.inbox.unroute(job_id)
         if job.unanswered > 0:
             self._late.expect(job_id, job.unanswered)
-        self._follow_all(self._attempts.finish(job_id, served_by))
+        is_again = self._attempts.attempt(job_id) > 1
+        cancels = self._attempts.finish(job_id, served_by)
+        if served_by is not None and (is_again or cancels or job.unanswered > 0):
+            self._late.remember(job_id)
+        self._follow_all(cancels)
         self._dispatch_all(self._dispatch.remove(job_id, _now()))
 
     # ---- sending
@@ -249,6 +280,7 @@ class Session:
             upload=parts,
         )
         subject = self._subjects.rollout if server is None else self._subjects.server(server)
+        self._log.step("sent", job_id, attempt=run.attempt, server=server)
         self._send(subject, run, job_id)
 
     def _tell(self, server: str, message: WireMessage) -> None:
@@ -274,6 +306,7 @@ class Session:
         job = self._jobs[job_id]
         job.unanswered -= 1
         server = job.sent_to
+        self._log.step("refused", job_id, reason="nobody is there, or has room", server=server)
         if server is not None:
             self.nobody_answers(server)
         self._dispatch_all(self._dispatch.refused(job_id, _now()))
@@ -283,17 +316,19 @@ class Session:
             answer = parse(data)
         except EnvbusError as error:
             self.counts["bad_messages"] += 1
-            log.warning("a reply for job %s was dropped: %s", job_id, error)
+            self._log.trouble("a reply was dropped", job_id, str(error)[:_MAX_TEXT])
             return
         match answer:
             case Accepted(server=server, node=node):
                 self._jobs[job_id].unanswered -= 1
                 self._suspects.heard(server, node, _now())
+                self._log.step("accepted", job_id, attempt=answer.attempt, server=server)
                 self._on_accepted(job_id, server)
                 if (job := self._jobs.get(job_id)) is not None:
                     self._large.upload(job, server)
-            case Busy():
+            case Busy(server=server, reason=reason):
                 self._jobs[job_id].unanswered -= 1
+                self._log.step("refused", job_id, reason=reason, server=server)
                 self._dispatch_all(self._dispatch.refused(job_id, _now()))
             case Result(server=server, encoding=encoding, body=body):
                 self.end(job_id, Packed(body, encoding, unpacked_bytes(body, encoding)), server)
@@ -317,6 +352,8 @@ class Session:
             self._follow_all(self._attempts.outcome_lost(job_id, server, str(error)))
         elif not self._attempts.is_awaited_from(job_id, server):
             self.counts["late_failures"] += 1
+            why = f"server {server[:8]} does not have the job any more: {str(error)[:_MAX_TEXT]}"
+            self._log.trouble("a late failure was dropped", job_id, why, server=server)
         elif not (isinstance(error, LateRequestError) and self._goes_elsewhere(job_id, server)):
             self.end(job_id, error, server or None)
 
@@ -327,7 +364,8 @@ class Session:
         if (job.deadline is not None and time.time() >= job.deadline) or self._clocks.is_hopeless(job.late_since, now):
             return False
         if self._clocks.refused(server, now):
-            log.warning("server %s refuses jobs as late: its clock and this host's differ", server[:8])
+            why = f"server {server[:8]} refuses jobs: its clock and this host's differ"
+            self._log.trouble("refused as late", job_id, why, server=server)
         self._dispatch_all(self._dispatch.refused(job_id, now))
         return True
 
@@ -342,15 +380,19 @@ class Session:
             match instruction:
                 case Resend(job=job_id, reason=reason):
                     self.counts["resent"] += 1
-                    log.warning("job %s is sent again: %s", job_id, reason)
+                    self._log.trouble("sent again", job_id, reason, attempt=self._attempts.attempt(job_id))
                     self._jobs[job_id].forget_attempt()
                     self._dispatch_all(self._dispatch.resend(job_id, _now()))
                 case Collect(job=job_id, server=server):
                     self._collect(job_id, server, None)
                 case CancelOn(server=server, jobs=jobs):
+                    for job_id in jobs:
+                        self._log.step("cancelled there", job_id, server=server)
                     self._cancels.say(server, jobs, _now())
                 case Lost(job=job_id, attempts=attempts, reason=reason):
                     text = f"env {self._subjects.env}: lost {attempts} servers under one job: {reason}"
+                    self.counts["lost"] += 1
+                    self._log.trouble("given up", job_id, reason, attempt=attempts)
                     self.end(job_id, ServerLostError(text), None)
 
     def is_awaited_from(self, job_id: str, server: str) -> bool:
@@ -387,7 +429,8 @@ class Session:
             answer = parse(message.data)
         except EnvbusError as error:
             self.counts["bad_messages"] += 1
-            log.warning("a reply from the waiting line was dropped: %s", error)
+            text = f"a reply from the waiting line was dropped: {str(error)[:_MAX_TEXT]}"
+            self._log.notices.note("line reply", text, _now())
             return
         match answer:
             case Grant(server=server, grant=grant) if self._clocks.is_doubted(server, _now()):
@@ -403,6 +446,7 @@ class Session:
         if not self._connection.is_up:
             return
         now = _now()
+        self._note_unaccepted(now)
         self._dispatch_all(self._dispatch.tick(now))
         self._follow_all(self._attempts.tick(now))
         self._suspects.keep_only(self._attempts.servers())
@@ -410,6 +454,14 @@ class Session:
         self._cancels.tick(now)
         self._patience.tick(now)
         self._end_denied()
+        self._log.tick()
+
+    def _note_unaccepted(self, now: float) -> None:
+        for job_id in self._dispatch.overdue(now):
+            self.counts["unaccepted"] += 1
+            job, limit_s = self._jobs[job_id], self._settings.accept_timeout_s
+            why = f"no server accepted it in {limit_s:g} s"
+            self._log.trouble("a send got no answer", job_id, why, server=job.sent_to)
 
     def _end_denied(self) -> None:
         """Jobs whose sends NATS denies to this user would be sent for ever."""

@@ -34,6 +34,7 @@ class Suspects:
     def heard(self, server: str, node: str | None, now: float) -> None:
         """A server said something, from this node."""
         self._since.pop(server, None)
+        self._ended.discard(server)
         if node is not None:
             self._nodes[server] = node
             self._reached[node] = now

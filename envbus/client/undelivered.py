@@ -44,6 +44,7 @@ class Undelivered:
         except asyncio.CancelledError:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
+                self._admit()  # what waited behind it may fit
             else:
                 self.release(job_id)
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any, Protocol
 
 from envbus.bus.connection import Connection, Subscription
@@ -20,8 +21,7 @@ from envbus.bus.messages import Ok, WireMessage, pack, parse, parse_as
 from envbus.bus.subjects import controller, controller_beat
 from envbus.bus.tasks import TaskSet
 from envbus.errors import BadRequestError, EnvbusError, NoServerError, UsageError
-
-log = logging.getLogger("envbus.controller")
+from envbus.notices import Notices
 
 CLAIM_TIMEOUT_S = 3.0
 ENVELOPE_BYTES = 1024
@@ -53,12 +53,15 @@ class Orders(Protocol):
 class ControlApi:
     """Answers operators on the controller's subject."""
 
-    def __init__(self, connection: Connection, controller_id: str, *, prefix: str, orders: Orders) -> None:
+    def __init__(
+        self, connection: Connection, controller_id: str, *, prefix: str, orders: Orders, notices: Notices
+    ) -> None:
         self._connection = connection
         self._controller_id = controller_id
         self._subject = controller(controller_id, prefix)
         self._beat_subject = controller_beat(controller_id, prefix)
         self._orders = orders
+        self._notices = notices
         self._subscriptions: list[Subscription] = []
         self._tasks = TaskSet("the control API")
 
@@ -85,7 +88,8 @@ class ControlApi:
         try:
             await self._connection.publish(self._beat_subject, pack(self._report()))
         except EnvbusError as error:
-            log.error("the controller's beat was not sent: %s", error)
+            text = f"the controller's beat was not sent: {error}"
+            self._notices.note("beat not sent", text, time.monotonic(), level=logging.ERROR)
 
     def _report(self) -> ControllerBeat:
         return fitting(self._orders.report(), max_bytes=self._connection.max_payload - ENVELOPE_BYTES)
@@ -107,7 +111,7 @@ class ControlApi:
         try:
             beat = parse_as(message.data, ControllerBeat)
         except EnvbusError as error:
-            log.warning("a controller's beat was dropped: %s", error)
+            self._notices.note("bad controller beat", f"a controller's beat was dropped: {error}", time.monotonic())
             return
         if beat.controller != self._controller_id:
             return

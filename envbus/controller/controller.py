@@ -14,6 +14,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from envbus.bus.connection import Connection, Listener, Subscription
@@ -42,6 +43,7 @@ from envbus.controller.processes import Ended, Processes, kill_marked
 from envbus.controller.reports import BEAT_S, Reports
 from envbus.controller.spec import FleetSpec
 from envbus.errors import BadRequestError, EnvbusError, NoServerError, UsageError
+from envbus.notices import Notices
 
 log = logging.getLogger("envbus.controller")
 
@@ -68,6 +70,7 @@ class Controller:
         self._spec = spec
         self._id = spec.controller_id
         self._tell = tell or _log_note
+        self._notices = Notices(log, {"controller": self._id})
         self._bus = ControllerBus(spec, say=self._say)
         self._envs = {env.bus_name: ManagedEnv(env, controller_id=self._id, prefix=spec.bus.prefix) for env in spec.env}
         self._register = ServerRegister(spec.controller.log_dir)
@@ -107,7 +110,9 @@ class Controller:
                 variables={"ENVBUS_URL": address} if address else {},
             )
             self._reports = Reports(self._id, self._envs, self._processes)
-            self._api = ControlApi(connection, self._id, prefix=self._spec.bus.prefix, orders=self)
+            self._api = ControlApi(
+                connection, self._id, prefix=self._spec.bus.prefix, orders=self, notices=self._notices
+            )
             self._pages = FleetPages(connection, self._spec.bus.prefix, not_ready=self._not_ready)
             try:
                 await self._api.open()
@@ -119,6 +124,7 @@ class Controller:
                 await self._pages.close()
                 await self._api.close()
                 self._processes.close()
+                self._notices.close(_now())
         if self._error is not None:
             raise self._error
 
@@ -181,6 +187,7 @@ class Controller:
                 ticked_at = now
                 self._obey(order for env in self._envs.values() for order in env.supervisor.tick(now))
                 await self._bus.keep()
+                self._notices.tick(now)
             await asyncio.sleep(POLL_S)
 
     def _stand_still(self, seconds: float) -> None:
@@ -225,15 +232,21 @@ class Controller:
                     self._processes.kill(server)
                 case Ask(env=env, server=server):
                     self._tasks.spawn(self._ask(env, server))
-                case Note():
-                    self._tell(order)
+                case Note(server=server, facts=facts):
+                    self._tell(order if facts or not server else replace(order, facts=self._facts(order)))
+
+    def _facts(self, note: Note) -> dict[str, Any]:
+        record, in_flight = self._processes.record(note.server), self._envs[note.env].demand.in_flight(note.server)
+        facts = {"pid": record.pid if record is not None else None, "in_flight": in_flight}
+        return {name: value for name, value in facts.items() if value is not None}
 
     def _launch(self, order: Launch) -> list[Instruction]:
         env = self._envs[order.env]
         try:
-            self._processes.launch(order, env.spec)
+            record = self._processes.launch(order, env.spec)
         except OSError as error:
             return env.supervisor.exited(order.server, f"cannot be started: {error}", _now())
+        log.debug("launched", extra={"server": order.server, "env": order.env, "place": order.slot, "pid": record.pid})
         self._note_servers()
         return []
 
@@ -257,7 +270,8 @@ class Controller:
         except (TimeoutError, NoServerError):
             return
         except EnvbusError as error:
-            log.warning("server %s could not be asked: %s", server, error)
+            text = f"server {server[:8]} could not be asked: {error}"
+            self._notices.note("not asked", text, _now(), fields={"server": server, "env": env})
             return
         self._envs[env].supervisor.heard(server, _now())
 
@@ -270,7 +284,7 @@ class Controller:
         try:
             beat = parse_as(message.data, Beat)
         except EnvbusError as error:
-            log.warning("a heartbeat was dropped: %s", error)
+            self._notices.note("bad beat", f"a heartbeat was dropped: {error}", _now(), fields={"env": env.name})
             return
         if parse_beat(message.subject, self._spec.bus.prefix) != (env.name, beat.server):
             return  # NATS checks who may publish where, so a beat counts only on its own subject
@@ -298,8 +312,10 @@ class Controller:
         self._connection.send(env.subjects.gone, pack(Gone(server=record.server, reason=ended.summary)))
         self._note_servers()
         self._remains.spawn(_kill_remains(record.server))
+        facts = {"pid": record.pid, "exit": ended.how, "in_flight": env.demand.in_flight(record.server)}
         env.demand.gone(record.server)
-        self._obey(env.supervisor.exited(record.server, ended.reason, _now()))
+        orders = env.supervisor.exited(record.server, ended.reason, _now())
+        self._obey(_with_facts(order, record.server, facts) for order in orders)
         self._tasks.spawn(self._api.send_beat())
 
     async def _beat_forever(self) -> None:
@@ -367,11 +383,19 @@ class Controller:
 async def _kill_remains(server: str) -> None:
     killed = await asyncio.to_thread(kill_marked, {server})
     if killed:
-        log.info("%d processes that server %s had started were left and are killed", killed, server)
+        text = "%d processes that server %s had started were left and are killed"
+        log.info(text, killed, server, extra={"server": server})
+
+
+def _with_facts(order: Instruction, server: str, facts: dict[str, Any]) -> Instruction:
+    known = {name: value for name, value in facts.items() if value is not None}
+    return replace(order, facts=known) if isinstance(order, Note) and order.server == server else order
 
 
 def _log_note(note: Note) -> None:
-    log.log(logging.getLevelNamesMapping()[note.level.upper()], "%s: %s", note.env, note.text)
+    who = {"env": note.env} | ({"server": note.server} if note.server else {})
+    level = logging.getLevelNamesMapping()[note.level.upper()]
+    log.log(level, "%s: %s", note.env, note.text, extra={**who, **note.facts})
 
 
 def _now() -> float:

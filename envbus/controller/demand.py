@@ -48,6 +48,11 @@ class EnvDemand:
         """A server has ended."""
         self._heard.pop(server, None)
 
+    def in_flight(self, server: str) -> int | None:
+        """Return how many rollouts a server ran at its last beat; None if that was too long ago."""
+        heard = self._heard.get(server)
+        return heard.beat.in_flight if heard is not None else None
+
     def load(self) -> Load:
         """Return this controller's share: its own jobs, and of those that wait as much as it has of the slots."""
         serving = [heard.beat for heard in self._heard.values() if heard.beat.state in _SERVING]

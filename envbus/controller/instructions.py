@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +51,25 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Tell the operator."""
+    """Tell the operator.
+
+    Attributes:
+        server: Whom it is about, if it is one server.
+        facts: What else is known of it: pid, jobs in flight, how it ended.
+    """
 
     env: str
     text: str
     level: Literal["info", "warning", "error"] = "info"
+    server: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def line(self) -> str:
+        """The text, with the facts that it does not state behind its first line."""
+        first, end, rest = self.text.partition("\n")
+        unsaid = {name: value for name, value in self.facts.items() if not (isinstance(value, str) and value in first)}
+        return first + "".join(f" {name}={value}" for name, value in unsaid.items()) + end + rest
 
 
 Instruction = Launch | Drain | Stop | Kill | Ask | Note

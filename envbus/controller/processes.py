@@ -83,6 +83,7 @@ class _Running:
     record: Record
     popen: subprocess.Popen[bytes] | None
     """None for a process of an earlier controller."""
+    is_asked_to_end: bool = False
 
 
 class Processes:
@@ -161,11 +162,14 @@ class Processes:
         return True
 
     def stop(self, server: str) -> None:
-        """Ask it to end in order."""
+        """Ask it to end in order; asked again it cancels its rollouts."""
         running = self._running.get(server)
         if running is not None and self._how(running) is None:
+            # A second SIGTERM would be one with the first as long as that is pending.
+            number = signal.SIGINT if running.is_asked_to_end else signal.SIGTERM
+            running.is_asked_to_end = True
             with contextlib.suppress(ProcessLookupError):
-                os.kill(running.record.pid, signal.SIGTERM)
+                os.kill(running.record.pid, number)
 
     def kill(self, server: str) -> None:
         """Kill it and all that it started."""

@@ -118,7 +118,7 @@ class EnvSupervisor:
         else:
             return self._leave(member, now)
         self._generation = max(self._generation, generation + (not is_wanted))
-        return [Note(self.env, f"took over server {server[:8]} (place {slot})")]
+        return [Note(self.env, f"took over server {server[:8]} (place {slot})", server=server)]
 
     def start(self, now: float) -> list[Instruction]:
         """Launch what is missing."""
@@ -193,7 +193,8 @@ class EnvSupervisor:
     def exited(self, server: str, reason: str, now: float) -> list[Instruction]:
         """A server's process has ended, or could not be started."""
         if self._leaving.pop(server, None) is not None:
-            return [Note(self.env, f"server {server[:8]} has ended: {reason}"), *self._settle(now)]
+            note = Note(self.env, f"server {server[:8]} has ended: {reason}", server=server)
+            return [note, *self._settle(now)]
         for place in self._places.values():
             for member in (place.current, place.successor):
                 if member is not None and member.server == server:
@@ -221,7 +222,7 @@ class EnvSupervisor:
             old, place.current, place.successor = place.current, member, None
             orders += self._leave(old, now) if old is not None else []
         text = f"place {member.slot} is ready ({self.ready_count} of {self.replicas}), server {member.server[:8]}"
-        return [Note(self.env, text), *orders, *self._settle(now)]
+        return [Note(self.env, text, server=member.server), *orders, *self._settle(now)]
 
     def _on_own_leave(self, member: Member, now: float) -> list[Instruction]:
         """Somebody else had it drained: its place is free for another, and it is followed until it ends."""
@@ -230,7 +231,8 @@ class EnvSupervisor:
         place.retry_at = now + self._delay_s(1)  # servers that always leave must not make a tight loop
         member.phase = "draining"
         self._leaving[member.server] = member
-        return [Note(self.env, f"server {member.server[:8]} drains"), *self._settle(now)]
+        note = Note(self.env, f"server {member.server[:8]} drains", server=member.server)
+        return [note, *self._settle(now)]
 
     def _on_unwanted_end(self, place: Place, member: Member, reason: str, now: float) -> list[Instruction]:
         loaded = member.ready_at is not None or member.adopted
@@ -246,8 +248,9 @@ class EnvSupervisor:
         text = f"place {place.slot}: server {member.server[:8]} {what}: {reason}"
         if not loaded and self._load_crashes >= self._rules.restart.max_failures:
             self.failed = f"{self._load_crashes} servers in a row {what}, the last one with {reason}"
-            return [Note(self.env, f"{text}\ngiven up: no more servers until it is scaled or restarted", "error")]
-        return [Note(self.env, f"{text}\n(next try in {delay_s:.1f} s)", "warning")]
+            text += "\ngiven up: no more servers until it is scaled or restarted"
+            return [Note(self.env, text, "error", server=member.server)]
+        return [Note(self.env, f"{text}\n(next try in {delay_s:.1f} s)", "warning", server=member.server)]
 
     def _delay_s(self, failures: int) -> float:
         policy = self._rules.restart
@@ -344,7 +347,8 @@ class EnvSupervisor:
             member.phase, member.doubt = "stuck", doubt.reason
             member.kill_at = now + self._rules.liveness.kill_after_s
             text = f"server {member.server[:8]} is stuck and is replaced: {doubt.reason}"
-            return [Note(self.env, text, "error"), Stop(self.env, member.server), Stop(self.env, member.server)]
+            stop = Stop(self.env, member.server)
+            return [Note(self.env, text, "error", server=member.server), stop, stop]
         if doubt is not None:
             return self._suspect(member, doubt.reason, now)
         if member.phase == "suspect":
@@ -358,7 +362,8 @@ class EnvSupervisor:
         orders: list[Instruction] = []
         if member.phase in ("starting", "running"):
             member.phase = "suspect"
-            orders.append(Note(self.env, f"server {member.server[:8]} is suspect: {reason}", "warning"))
+            text = f"server {member.server[:8]} is suspect: {reason}"
+            orders.append(Note(self.env, text, "warning", server=member.server))
         if member.asked_at is None or now - member.asked_at >= ASK_EVERY_S:
             member.asked_at = now
             orders.append(Ask(self.env, member.server))

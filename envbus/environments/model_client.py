@@ -142,7 +142,9 @@ class ModelClients:
             self._clients[key] = entry = (loop, self._new_client(endpoint))
             self._shrink()
         self._clients.move_to_end(key)
-        return entry[1]
+        # A trainer may want other headers for each example: those share one client's connections.
+        headers = endpoint.extra_headers
+        return entry[1].copy(default_headers=headers) if headers else entry[1]
 
     def _new_client(self, config: EndpointConfig) -> EndpointClient:
         import openai
@@ -164,7 +166,6 @@ class ModelClients:
             base_url=config.api_base_url,
             timeout=timeout,
             max_retries=config.max_retries,
-            default_headers=config.extra_headers,
             http_client=http_client,
         )
         weakref.finalize(client, self._close_unused, asyncio.get_running_loop(), http_client).atexit = False
@@ -193,8 +194,11 @@ class ModelClients:
 
 
 def _name(endpoint: EndpointConfig) -> str:
-    """Which endpoint, called how: clients with other settings have other connections and another health."""
-    return endpoint.model_dump_json()
+    """Which endpoint, called how: clients with other settings have other connections and another health.
+
+    Not so with other headers.
+    """
+    return endpoint.model_dump_json(exclude={"extra_headers"})
 
 
 _local_clients = ModelClients()

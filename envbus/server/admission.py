@@ -6,7 +6,6 @@ grant); a plain request comes through the queue group without a job's envelope.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -18,13 +17,12 @@ from envbus.bus.failures import to_failure
 from envbus.bus.messages import Accepted, Busy, Failure, Run, pack, parse_map, read_map
 from envbus.bus.transfer import unpack_body, unpacked_bytes
 from envbus.errors import BadRequestError, EnvbusError, LateRequestError
+from envbus.job_log import JobLog
 from envbus.server import plain_requests
 from envbus.server.jobs import Job, Jobs, JobState
 from envbus.server.runner import Work
 from envbus.server.slots import Instruction, Slots
 from envbus.server.uploads import Uploads
-
-log = logging.getLogger("envbus.server")
 
 PART_OVERHEAD_BYTES = 128
 """What keeping one part of an input takes beside its bytes."""
@@ -67,6 +65,7 @@ class Admission:
         jobs: Jobs,
         uploads: Uploads,
         counts: Counter[str],
+        log: JobLog,
         server_id: str,
         fingerprint: str,
         max_input_bytes: int,
@@ -77,6 +76,7 @@ class Admission:
         self._jobs = jobs
         self._uploads = uploads
         self._counts = counts
+        self._log = log
         self._server_id = server_id
         self._fingerprint = fingerprint
         self._max_input_bytes = max_input_bytes
@@ -125,6 +125,7 @@ class Admission:
         """A job that came too late, is for another fingerprint, or is here already."""
         if _is_late(run):
             self._counts["expired"] += 1
+            self._log.step("refused as late", run.job, attempt=run.attempt, client=run.client)
             raise LateRequestError(
                 f"job {run.job} reached the server {time.time() - (run.start_by or 0.0):.1f} s too late; "
                 "if it was just sent, the clocks of the two hosts differ",
@@ -134,6 +135,7 @@ class Admission:
             self._say_busy(run, reply, plain, "fingerprint")
         elif (job := self._jobs.mentioned(run.job, run.client, _now())) is not None:
             self._counts["repeated"] += 1
+            self._log.step("is here already", run.job, attempt=run.attempt, client=run.client, state=job.state.value)
             job.reply, job.attempt = reply, run.attempt
             self._accept(run, reply)
             if job.state is JobState.DONE:
@@ -151,7 +153,7 @@ class Admission:
         self._counts["jobs"] += 1
         self._counts["retried"] += run.attempt > 1
         self._counts["received_bytes"] += len(run.body or b"")
-        log.debug("job %s attempt %d accepted from client %s", run.job, run.attempt, run.client)
+        self._log.step("accepted", run.job, attempt=run.attempt, client=client, bytes=len(run.body or b""))
         if plain is not None:
             self._owner.start(job, Work(run.job, run.size, call=plain, compress=False))
         else:
@@ -179,6 +181,7 @@ class Admission:
 
     def _say_busy(self, run: Run, reply: str, plain: dict[str, Any] | None, reason: BusyReason) -> None:
         self._counts["busy"] += 1
+        self._log.step("refused", run.job, attempt=run.attempt, client=run.client, reason=reason)
         if plain is not None:
             self._connection.send(reply, plain_requests.busy(reason))
             return

@@ -7,6 +7,7 @@ does not answer shows as lag, not as silence.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import platform
 import time
@@ -86,9 +87,13 @@ class Beats:
             await asyncio.sleep(self._interval_s)
 
     async def send(self) -> None:
-        """Beat once, now; skipped while the connection is down."""
+        """Beat once, now; skipped while the connection is down, and logged if it fails."""
         recent = self._reception.rollouts.take_recent()
-        await self._connection.publish(self._subject, pack(self.now().model_copy(update={"recent": recent})))
+        try:
+            await self._connection.publish(self._subject, pack(self.now().model_copy(update={"recent": recent})))
+        except Exception as error:  # noqa: BLE001 - one that fails must not end the others: silence looks like death
+            text = f"a heartbeat was not sent: {error}"
+            self._reception.notices.note("beat not sent", text, time.monotonic(), level=logging.ERROR)
 
     def now(self) -> Beat:
         """Return the state as a heartbeat without its recent rollouts."""

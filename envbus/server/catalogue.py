@@ -108,11 +108,12 @@ class Catalogue:
         use.requests += 1
         try:
             answer = await self._answer(message)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - answered, and logged
             use.errors += 1
             use.last_error = type(error).__name__
             if not isinstance(error, EnvbusError):
-                log.exception("a request on %s failed", message.subject)
+                text = f"a request on {message.subject} failed"
+                self._reception.notices.note("request", text, time.monotonic(), error=error)
             answer = to_failure(error, origin=self._identity.server_id)
         use.time_s += time.monotonic() - started
         await self._connection.publish(message.reply, pack(answer))

@@ -16,8 +16,8 @@ from envbus.bus.failures import to_failure
 from envbus.bus.inbox import is_closed_notice
 from envbus.bus.messages import pack
 from envbus.errors import EnvbusError
+from envbus.notices import Notices
 from envbus.server.allowance import Allowance
-from envbus.server.notices import Notices
 
 Handler = Callable[[Any], None]
 _MAX_TEXT = 200

@@ -264,14 +264,14 @@ class Jobs:
 
     def _tick_held(self, now: float) -> list[Instruction]:
         instructions: list[Instruction] = []
+        for job_id in self._held.let_go(now):  # first: what was sent is not lost, however old
+            self._remove(self._jobs[job_id])
+            instructions.append(LetGo(job_id))
         for job_id, is_failure in self._held.overdue(now):
             if is_failure:
                 self._remove(self._jobs[job_id])
             else:
                 instructions.append(Lose(job_id, f"not collected within {self._limits.hold_results_s:g} s"))
-        for job_id in self._held.let_go(now):
-            self._remove(self._jobs[job_id])
-            instructions.append(LetGo(job_id))
         return instructions
 
     def _tick_lease(self, client: str, lease: Lease, now: float) -> list[Instruction]:

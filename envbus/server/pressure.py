@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from envbus.notices import Notices
 from envbus.server.jobs import Jobs
-from envbus.server.notices import Notices
 from envbus.server.slots import Instruction, Slots
 
 

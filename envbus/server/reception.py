@@ -45,13 +45,13 @@ from envbus.errors import (
     ResultTooLargeError,
     ServerStoppingError,
 )
+from envbus.job_log import JobLog
 from envbus.server import plain_requests
 from envbus.server.admission import Admission
 from envbus.server.answers import Answers
 from envbus.server.credits import Credits
 from envbus.server.guard import Guard
 from envbus.server.jobs import Expire, Forget, Job, Jobs, JobState, LeaseLimits, LetGo, Lose, Probe
-from envbus.server.notices import Notices
 from envbus.server.outcomes import HeldResult, held_size_bytes, hold, is_one_message, tell
 from envbus.server.pressure import Pressure
 from envbus.server.rollout_log import RolloutLog
@@ -119,9 +119,10 @@ class Reception:
         self.rollouts = RolloutLog()
         self._credits = Credits(connection, subjects.rollout, self._on_push)
         self._uploads = Uploads(settings.max_input_bytes)
-        self._notices = Notices(log)
-        self._pressure = Pressure(self.jobs, self.slots, self._notices)
-        self._guard = Guard(connection, server_id=server_id, counts=self.counts, notices=self._notices)
+        self._log = JobLog(log, server=server_id, env=subjects.env)
+        self.notices = self._log.notices
+        self._pressure = Pressure(self.jobs, self.slots, self.notices)
+        self._guard = Guard(connection, server_id=server_id, counts=self.counts, notices=self.notices)
         self._answers = Answers(self.jobs, self._uploads, server_id=server_id, counts=self.counts)
         self._admission = Admission(
             connection,
@@ -130,6 +131,7 @@ class Reception:
             jobs=self.jobs,
             uploads=self._uploads,
             counts=self.counts,
+            log=self._log,
             server_id=server_id,
             fingerprint=fingerprint,
             max_input_bytes=settings.max_input_bytes,
@@ -197,6 +199,7 @@ class Reception:
         for subscription in self._subscriptions:
             await self._connection.leave(subscription)
         await self._tasks.close()
+        self._log.close()
 
     async def _next_change(self) -> None:
         self._changed.clear()
@@ -205,15 +208,31 @@ class Reception:
     # ---- from the runner
 
     def finished(self, job_id: str, outcome: Packed | Failure, tally: Tally) -> None:
-        """A job that was started has ended."""
+        """A job that was started has ended: whatever goes wrong here, its client is told and its slot is free."""
+        job = self.jobs.get(job_id)
+        try:
+            self._count(tally, job)
+            # The outcome is counted before its slot is free: nothing comes in for memory that it takes.
+            self._end(job_id, outcome if isinstance(outcome, Failure) else self._held(outcome))
+        except Exception as error:
+            log.exception("the outcome of a job could not be told", extra={"job": job_id, "server": self._server_id})
+            if job is not None:
+                self._end_in_error(job, error)
+        finally:
+            self.apply(self.slots.release(job_id, _now()))
+
+    def _count(self, tally: Tally, job: Job | None) -> None:
         self.counts["done"] += tally.done
         self.counts["failed"] += tally.failed
         self.counts["cancelled"] += tally.cancelled
-        job = self.jobs.get(job_id)
         self.rollouts.add(tally.ended, job.client if job is not None and not job.plain else "")
-        # The outcome is counted before its slot is free: nothing comes in for memory that it takes.
-        self._end(job_id, outcome if isinstance(outcome, Failure) else self._held(outcome))
-        self.apply(self.slots.release(job_id, _now()))
+
+    def _end_in_error(self, job: Job, error: Exception) -> None:
+        """Whether it had its outcome already or not."""
+        failure = self._failure(error)
+        self.jobs.finish(job.job, failure, size_bytes=held_size_bytes(failure), is_failure=True, now=_now())
+        self._replace(job.job, failure)
+        self._tell(job, failure)
 
     def _held(self, packed: Packed) -> HeldResult | Failure:
         try:
@@ -226,9 +245,24 @@ class Reception:
         job = self.jobs.finish(
             job_id, outcome, size_bytes=held_size_bytes(outcome), is_failure=isinstance(outcome, Failure), now=_now()
         )
-        if job is not None:
+        if job is None:
+            self._log.step("ended, nobody waits for it", job_id)
+        else:
+            self._log_end(job, outcome)
             self._tell(job, outcome)
         self.apply(self._pressure.weigh(_now()))
+
+    def _log_end(self, job: Job, outcome: HeldResult | Failure) -> None:
+        if self._log.is_detailed:
+            self._log.step(
+                "ended",
+                job.job,
+                attempt=job.attempt,
+                client=job.client,
+                state=outcome.code if isinstance(outcome, Failure) else "result",
+                seconds=round(_now() - job.created_at, 3),
+                bytes=held_size_bytes(outcome),
+            )
 
     def _tell(self, job: Job, outcome: HeldResult | Failure) -> None:
         limit = self._connection.max_payload
@@ -265,7 +299,7 @@ class Reception:
         turned_away = line.turned_away
         self.apply(self.slots.wait(wait.client, inbox=inbox, jobs=wait.n, priority=wait.priority, now=_now()))
         if line.turned_away > turned_away:
-            self._notices.note("line full", f"{len(line):,} clients wait: client {wait.client} was turned away", _now())
+            self.notices.note("line full", f"{len(line):,} clients wait: client {wait.client} was turned away", _now())
 
     def _on_direct(self, message: Any) -> None:
         request = parse(message.data)
@@ -289,6 +323,7 @@ class Reception:
                     work = Work(job.job, job.size, body=assembly.body, body_bytes=assembly.parts.raw_size)
                     self.start(job, work)
             case Cancel() | Done():
+                self._log_release(request)
                 self._obey(self.jobs.release(request.jobs, request.client))
                 self.apply(self._pressure.weigh(_now()))
             case Pass():
@@ -296,6 +331,13 @@ class Reception:
             case _:
                 raise BadRequestError(f"{request.kind!r} does not belong on a server's subject")
         return Ok(server=self._server_id, state=self.state)
+
+    def _log_release(self, request: Cancel | Done) -> None:
+        if self._log.is_detailed:
+            what = "confirmed by its client" if isinstance(request, Done) else "cancelled by its client"
+            for job_id in request.jobs:
+                if (job := self.jobs.owned(job_id, request.client)) is not None:
+                    self._log.step(what, job_id, attempt=job.attempt, client=request.client, state=job.state.value)
 
     def _refusal(self, message: Any, error: Exception) -> bytes:
         if plain_requests.is_plain(message.data):
@@ -339,17 +381,16 @@ class Reception:
                     self._stop(job_id)
                 case Expire(job=job_id, reason=reason):
                     self.counts["orphaned"] += 1
-                    log.warning("job %s: %s; cancelled", job_id, reason)
+                    self._log.trouble("lease expired, the job is cancelled", job_id, reason)
                     self._stop(job_id)
-                    self._replace(job_id, LeaseExpiredError(reason, origin=self._server_id))
+                    self._replace(job_id, self._failure(LeaseExpiredError(reason, origin=self._server_id)))
                 case Lose(job=job_id, reason=reason):
                     self.counts["lost_results"] += 1
-                    log.error("the result of job %s was dropped: %s", job_id, reason)
-                    self._replace(job_id, ResultLostError(reason, origin=self._server_id))
+                    self._log.trouble("result dropped", job_id, reason, level=logging.ERROR)
+                    self._replace(job_id, self._failure(ResultLostError(reason, origin=self._server_id)))
                 case LetGo(job=job_id):
                     self.counts["unconfirmed_results"] += 1
-                    text = f"the outcome of job {job_id} was let go: it was sent, never confirmed, and memory is short"
-                    self._notices.note("let go", text, _now())
+                    self._log.trouble("outcome let go", job_id, "it was sent, never confirmed, and memory is short")
 
     def _stop(self, job_id: str) -> None:
         """Cancel a job. One whose input has not arrived yet runs nowhere: its slot is free at once."""
@@ -357,8 +398,10 @@ class Reception:
             self.apply(self.slots.release(job_id, _now()))
         self._runner.cancel(job_id)
 
-    def _replace(self, job_id: str, error: EnvbusError) -> None:
-        failure = to_failure(error, origin=self._server_id)
+    def _failure(self, error: Exception) -> Failure:
+        return to_failure(error, origin=self._server_id)
+
+    def _replace(self, job_id: str, failure: Failure) -> None:
         self.jobs.replace_outcome(job_id, failure, size_bytes=held_size_bytes(failure), now=_now())
 
     async def _add_credits(self, count: int) -> None:
@@ -393,10 +436,13 @@ class Reception:
             return
         self.apply(self.slots.tick(_now()))
         instructions = self.jobs.tick(_now())
-        self.counts["orphaned"] += sum(isinstance(instruction, Forget) for instruction in instructions)
+        for instruction in instructions:
+            if isinstance(instruction, Forget):
+                self.counts["orphaned"] += 1
+                self._log.trouble("job dropped", instruction.job, "its client is gone")
         self._obey(instructions)
         self.apply(self._pressure.weigh(_now()))
-        self._notices.tick(_now())
+        self._log.tick()
 
     def _on_reconnected(self, outage_s: float) -> None:
         self._trust_503_from = _now() + return_after_s(outage_s)

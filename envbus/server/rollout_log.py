@@ -10,12 +10,33 @@ from typing import Any
 
 from envbus.bus.messages import DURATION_BOUNDS_S, RecentRollout
 from envbus.evaluation.summary import finite_number
+from envbus.job_log import counted
 
 MAX_RECENT = 5
 MAX_ERROR_TYPES = 40
 OTHER_TYPES = "(other types)"
 CLIENT_DIGITS = 8
 _MAX_NAME_CHARS = 64
+_WORDS = {
+    "jobs": "job{s} taken",
+    "retried": "of them lost elsewhere before",
+    "repeated": "sent here twice",
+    "busy": "turned away",
+    "expired": "refused as late",
+    "orphaned": "dropped for want of their client",
+    "lost_results": "result{s} lost",
+    "unconfirmed_results": "result{s} let go unconfirmed",
+    "done": "rollout{s} done",
+    "failed": "failed",
+    "cancelled": "cancelled",
+    "refused": "bad message{s}",
+    "no_inbox": "without an inbox",
+}
+
+
+def life_in_numbers(counts: Mapping[str, int]) -> str:
+    """Say in one line what a server did, and what went wrong."""
+    return counted(counts, _WORDS) or "no job came"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from envbus.bus.messages import Failure
 from envbus.bus.transfer import Packed
 from envbus.errors import BadRequestError, CallCancelledError, EnvbusError
 from envbus.evaluation.rows import checked_outputs
+from envbus.job_log import JobLog
 from envbus.server.model_endpoints import ModelEndpoints
 from envbus.server.results import ResultBody, failed
 from envbus.server.rollout_log import EndedRollout, ended_rollout
@@ -73,6 +74,7 @@ class Runner:
         workers: Pack and unpack large bodies.
         report: Called once with the outcome of each job that was started.
         server_id: Origin of the failures reported.
+        env: Named in the log.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Runner:
         workers: BodyWorkers,
         report: Report,
         server_id: str,
+        env: str,
     ) -> None:
         self._environment = environment
         self._endpoints = endpoints
@@ -90,6 +93,7 @@ class Runner:
         self._turns = CopyTurns()
         self._report = report
         self._server_id = server_id
+        self._log = JobLog(log, server=server_id, env=env)
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def start(self, work: Work) -> None:
@@ -111,17 +115,25 @@ class Runner:
         if self._tasks:
             await asyncio.wait(self._tasks.values(), timeout=timeout_s)
         for job in self._tasks:
-            log.error("job %s did not end within %g s of its cancel; it is left", job, timeout_s)
+            self._log.trouble(
+                "job left", job, f"it did not end within {timeout_s:g} s of its cancel", level=logging.ERROR
+            )
+        self._log.close()
 
     def _on_done(self, job: str, task: asyncio.Task[None]) -> None:
         self._tasks.pop(job, None)
         if task.cancelled():  # before its first step, so that nothing of _run() ran
             failure = to_failure(CallCancelledError("cancelled on the server"), origin=self._server_id)
             self._report(job, failure, Tally(cancelled=1))
+        elif (error := task.exception()) is not None:  # one that is no Exception
+            who = {"job": job, "server": self._server_id}
+            log.error("a job ended without an outcome", exc_info=error, extra=who)
+            self._report(job, to_failure(error, origin=self._server_id), Tally(failed=1))
 
     async def _run(self, work: Work) -> None:
         tally, started = Tally(), time.monotonic()
         outcome: Packed | Failure
+        self._log.step("started", work.job, bytes=work.body_bytes)
         try:
             outcome = await self._outcome(work, tally)
         except asyncio.CancelledError:
@@ -130,7 +142,7 @@ class Runner:
         except EnvbusError as error:
             outcome = self._failure(error, tally, started)
         except Exception as error:
-            log.exception("job %s: unexpected error", work.job)
+            log.exception("a job had an unexpected error", extra={"job": work.job, "server": self._server_id})
             outcome = self._failure(error, tally, started)
         self._report(work.job, outcome, tally)
 
@@ -146,7 +158,7 @@ class Runner:
         if call.size != work.size:
             raise BadRequestError(f"the job claimed {work.size} slots for {call.size} inputs")
         started = time.monotonic()
-        outputs = await self._outputs(call)
+        outputs = await self._outputs(call, work.job)
         job_s = time.monotonic() - started
         result = ResultBody(call, outputs)
         del outputs  # what is left of a large one dies in slices, once it is packed
@@ -158,7 +170,7 @@ class Runner:
     async def _read(self, work: Work) -> dict[str, Any]:
         return await self._workers.unpack(work.body, work.body_bytes, limits=DEFAULT_LIMITS)
 
-    async def _outputs(self, call: Call) -> list[RolloutOutput]:
+    async def _outputs(self, call: Call, job: str) -> list[RolloutOutput]:
         started_at, started = time.time(), time.monotonic()
         try:
             answer = await self._call(call)
@@ -169,7 +181,8 @@ class Runner:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
-            log.warning("%s failed in the environment: %s", call.kind, type(error).__name__, exc_info=error)
+            text = "%s failed in the environment: %s"
+            log.warning(text, call.kind, type(error).__name__, exc_info=error, extra={"job": job})
             total_s = time.monotonic() - started
             return [failed(item, error, start_time=started_at, total_s=total_s) for item in call.inputs]
 

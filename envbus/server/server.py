@@ -29,6 +29,7 @@ from envbus.server.desks import DeskOptions, Desks
 from envbus.server.identity import new_identity
 from envbus.server.model_endpoints import KeyPolicy, ModelEndpoints
 from envbus.server.pages import Pages
+from envbus.server.rollout_log import life_in_numbers
 from envbus.server.runner import Runner, Tally, Work
 from envbus.server.stops import LEAVE_TIMEOUT_S, LoadInterruptedError, Stops, leave_soon, leave_without_leftovers
 from envbus.settings import ServerSettings
@@ -197,7 +198,9 @@ class NATSEnvServer:
         finally:
             await self._bus.thread.run(self._desks.close())
             await self._endpoints.close()
-        log.info("server %s has stopped", self.server_id)
+        counts = self._desks.reception.counts
+        who = {"server": self.server_id, "env": self.env}
+        log.info("server %s has stopped: %s", self.server_id, life_in_numbers(counts), extra=who)
 
     async def _connected(self) -> bool:
         """Wait for NATS; False if the stop came first."""
@@ -227,6 +230,7 @@ class NATSEnvServer:
             workers=self._bus.workers,
             report=self._report,
             server_id=self.server_id,
+            env=self.env,
         )
         with self._stops.while_serving(self._loop):
             await self._desks.catalogue.describe(environment)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from envbus.bus import connection as connection_module
-from envbus.bus.address import resolve_bus_options
+from envbus.bus.address import BusOptions, resolve_bus_options
 from envbus.bus.bus import Bus
 from envbus.bus.connection import Connection, Listener
 from envbus.bus.embedded import EmbeddedNats
@@ -23,6 +23,7 @@ from envbus.errors import (
     BusPermissionError,
     NoServerError,
     PayloadTooLargeError,
+    UsageError,
 )
 
 
@@ -190,6 +191,29 @@ async def test_an_error_that_closes_nats_py_for_good_is_survived(own_nats: Embed
         connection._client._transport.write(b"NONSENSE\r\n")
         await eventually(lambda: connection.stats.rebuilds + connection.stats.reconnects > 0)
         assert await connection.request(f"{prefix}.echo", b"again", timeout_s=5) == b"again"
+
+
+async def test_files_that_cannot_be_read_for_a_moment_do_not_end_the_reconnecting(
+    own_nats: EmbeddedNats, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P10: TLS files that are being renewed while the connection is made anew."""
+    tries: list[int] = []
+    read = BusOptions.nats_kwargs
+
+    def renewed(options: BusOptions) -> dict[str, Any]:
+        tries.append(1)
+        if len(tries) <= 2:
+            raise UsageError("TLS files ca.pem: No such file or directory")
+        return read(options)
+
+    async with connected(own_nats.url) as connection:
+        await echo(connection, f"{prefix}.echo")
+        monkeypatch.setattr(BusOptions, "nats_kwargs", renewed)
+        assert connection._client is not None
+        await connection._client.close()
+        await eventually(lambda: connection.stats.rebuilds == 1)
+        assert await connection.request(f"{prefix}.echo", b"again", timeout_s=5) == b"again"
+        assert len(tries) == 3
 
 
 async def test_a_connection_that_hears_nothing_is_made_anew(

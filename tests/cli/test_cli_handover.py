@@ -43,6 +43,13 @@ def test_hands_over_with_the_same_arguments(fake_verifiers: Path, version: str) 
     assert (done.returncode, done.stdout) == (7, "theirs ['gsm8k', '-n', '3', '-R']\n")
 
 
+def test_hands_over_what_is_made_for_the_other(fake_verifiers: Path) -> None:
+    """envbus-remote is an environment module for that library's tools; the bus may be named by a variable."""
+    install(fake_verifiers, "0.1.14")
+    done = vf_eval(fake_verifiers, "envbus-remote", "-n", "3", ENVBUS_URL="nats://127.0.0.1:1")
+    assert (done.returncode, done.stdout) == (7, "theirs ['envbus-remote', '-n', '3']\n")
+
+
 @pytest.mark.parametrize(
     ("version", "arguments", "variables"),
     [

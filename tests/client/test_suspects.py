@@ -74,3 +74,11 @@ def test_servers_without_jobs_are_forgotten() -> None:
     assert not suspects.servers()
     assert gone_after(suspects, "s") == pytest.approx(RETURN_S, abs=0.11)
     assert gone_after(suspects, "t") == pytest.approx(CONFIRM_S, abs=0.11)
+
+
+def test_a_server_that_speaks_has_not_ended_whatever_was_told() -> None:
+    """Anybody may say that a process ended; a 503 of a later cut is no proof then."""
+    suspects = make(s=HERE)
+    suspects.ended("s")
+    suspects.heard("s", HERE, 1.0)
+    assert not suspects.nobody("s", own_node=HERE, now=2.0)

@@ -110,17 +110,17 @@ async def test_adopted_servers_of_an_env_that_is_not_wanted_any_more_drain(fleet
     up = fleet.up()
     async with operator(fleet) as op, client_of(fleet, "a") as a:
         (old,) = await op.until_running(1)
-        work = asyncio.ensure_future(rollouts(a, 2, sleep_s=5))
+        work = asyncio.ensure_future(rollouts(a, 2, sleep_s=10))
         up.send_signal(signal.SIGHUP)
         assert await ended(up) == 0
         fleet.write(env_table("b"), adopt=True)
         again = fleet.up()
-        reports = await op.until(lambda reports: sorted(r.state for r in reports) == ["draining", "running"])
+        reports = await op.until(lambda reports: [r.state for r in reports if r.env == "a"] == ["draining"])
         assert [env.env for env in (await op.status()).envs] == ["b"]
         answer = await op.ask(Scale(env="a", replicas=1))
         assert isinstance(answer, Failure)
         assert "has no env 'a'; it has: b" in answer.message
-        assert await asyncio.wait_for(work, 20) == [old.pid] * 2, "not cut, not run again"
+        assert await asyncio.wait_for(work, 30) == [old.pid] * 2, "not cut, not run again"
         await op.until(lambda reports: [(r.env, r.state) for r in reports] == [("b", "running")])
         assert {r.pid for r in reports if r.env == "a"} == {old.pid}
         again.terminate()
@@ -140,13 +140,13 @@ async def test_a_waiting_client_is_told_of_a_crash_at_once_and_ends_when_the_env
         await wait_until(lambda: "ended while loading" in fleet.said)
         crashed = time.monotonic()
         await wait_until(lambda: caplog.text.count("No module named 'foo_bar'") > 1)
-        assert time.monotonic() - crashed < 2
+        assert time.monotonic() - crashed < 5
         await wait_until(lambda: "given up" in fleet.said)
         given_up = time.monotonic()
         for wait in waits:
             with pytest.raises(EnvironmentCrashedError, match=r"(?s)2 servers in a row.*No module named 'foo_bar'"):
                 await asyncio.wait_for(wait, 10)
-        assert time.monotonic() - given_up < 2
+        assert time.monotonic() - given_up < 5
         up.terminate()
         assert await ended(up) == 0
 

@@ -18,6 +18,7 @@ EXAMPLES = {
     "by_hand.py": "15 rollouts, reward 0.",
     "train_client.py": "20 rollouts, reward 0.",
     "plain_request.py": "</reversed_text> reward: ",
+    "grpo.py": "2 of 2 policies improved",
 }
 RUNNABLE = [page for page in PAGES if any(block.mark in ("run", "script") for block in blocks(page))]
 
@@ -48,7 +49,7 @@ def test_every_python_block_is_marked(page: str) -> None:
 async def test_an_example_runs(example: str, says: str, reader: Path, own_nats: EmbeddedNats) -> None:
     """Each with a NATS server of its own: they use the default prefix."""
     with DemoModel.start() as demo:
-        async with served("reverse-text", own_nats.url):
+        async with served("reverse-text", own_nats.url), served("guess-number", own_nats.url):
             output = await run_process(
                 sys.executable,
                 str(ROOT / "examples" / example),

@@ -14,6 +14,7 @@ from env_model_stub import ModelStub, completion, tool_call
 
 from envbus.environments import load_environment
 from envbus.environments.bundled import calculator, gsm8k, guess_number
+from envbus.errors import EnvArgsError
 
 
 async def rolled(env: Any, stub: ModelStub, row: int = 0) -> dict[str, Any]:
@@ -126,6 +127,55 @@ async def test_reasoning_gym_scores_with_the_task(stub: ModelStub) -> None:
 
     assert (await env.run_rollout(row, stub.config(), "m"))["reward"] == 1.0
     assert (await rolled(env, stub, 0))["reward"] < 1.0
+
+
+MIXTURE: list[Any] = ["leg_counting", {"task": "chain_sum", "weight": 2, "task_args": {"min_terms": 3, "max_terms": 3}}]
+
+
+async def test_reasoning_gym_mixes_tasks(stub: ModelStub) -> None:
+    """Each example is scored by its own task; settings and weights reach the generators."""
+    pytest.importorskip("reasoning_gym")
+    sizes = {"num_train_examples": 30, "num_eval_examples": 10}
+    env = load_environment("reasoning-gym", tasks=MIXTURE, **sizes)
+    other_seed = load_environment("reasoning-gym", tasks=MIXTURE, **sizes, seed=1)
+    rows = [*env.get_dataset(), *env.eval_examples()]
+    assert {row["info"]["task"] for row in rows} == {"leg_counting", "chain_sum"}
+    assert all(len(re.findall(r" [+-] ", r["question"])) == 2 for r in rows if r["info"]["task"] == "chain_sum")
+    assert len({row["question"] for row in rows}) == len(rows)
+    assert [row["question"] for row in rows[:30]] != [row["question"] for row in other_seed.get_dataset()]
+    for row in env.eval_examples():
+        stub.answer = lambda request, row=row: completion(f"<answer>{row['answer']}</answer>")
+        assert (await env.run_rollout(row, stub.config(), "m"))["reward"] == 1.0
+
+    only = load_environment("reasoning-gym", tasks=[{"task": "chain_sum", "weight": 1e-9}, "leg_counting"], **sizes)
+    assert {row["info"]["task"] for row in only.get_dataset()} == {"leg_counting"}
+
+
+async def test_reasoning_gym_scores_an_answer_of_the_wrong_form(stub: ModelStub) -> None:
+    """The task's own score raises ValueError at this one: a wrong answer, not a failed rollout."""
+    pytest.importorskip("reasoning_gym")
+    env = load_environment("reasoning-gym", task="prime_factorization", num_train_examples=1, num_eval_examples=1)
+    stub.answer = lambda request: completion("<answer>two times three</answer>")
+    output = await rolled(env, stub)
+    assert (output["reward"], output["error"]) == (0.0, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ({"task": "no_such_task"}, "refuses task 'no_such_task'"),
+        ({"task": "chain_sum", "task_args": {"min_terms": 9, "max_terms": 2}}, "refuses task 'chain_sum'"),
+        ({"task": "chain_sum", "task_args": {"no_such": 1}}, "no_such"),
+        ({"tasks": []}, "at least one"),
+        ({"tasks": ["chain_sum", "chain_sum"]}, "names another task"),
+        ({"tasks": [{"task": "chain_sum", "size": 3}]}, "not size"),
+        ({"tasks": ["chain_sum", "no_such_task"]}, "refuses task 'no_such_task'"),
+    ],
+)
+def test_reasoning_gym_refuses_what_it_does_not_have(arguments: dict[str, Any], word: str) -> None:
+    pytest.importorskip("reasoning_gym")
+    with pytest.raises(EnvArgsError, match=word):
+        load_environment("reasoning-gym", **arguments)
 
 
 @pytest.fixture

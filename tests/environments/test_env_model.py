@@ -195,6 +195,18 @@ async def test_redirects_are_not_followed(stub: ModelStub) -> None:
     assert len(stub.requests) == 1
 
 
+async def test_other_headers_share_the_connections(stub: ModelStub) -> None:
+    """A trainer that names each example in a header has one client, not one for each."""
+    clients = ModelClients()
+    for number in range(3):
+        config = stub.config(extra_headers={"X-Session-ID": str(number)})
+        await chat(clients.get(config), "m", PROMPT)
+    await chat(clients.get(stub.config()), "m", PROMPT)
+    assert [headers.get("x-session-id") for headers in stub.headers] == ["0", "1", "2", None]
+    assert len({id(clients.get(stub.config(extra_headers={"X": str(n)}))._client) for n in range(3)}) == 1
+    await clients.close()
+
+
 async def test_a_key_source_decides_for_every_endpoint(stub: ModelStub) -> None:
     asked: list[str] = []
 

@@ -105,6 +105,9 @@ def test_logs(shared: Site) -> None:
     refused = shared.run("logs", "reverse-text")
     assert refused.code == 1
     assert "--log-file" in refused.err
+    told = shared.run("logs", "probe", "--level", "info")
+    assert told.code == 0, told.err
+    assert "operator: log_level 'info'" in told.out
 
 
 def test_logs_follow_until_the_server_has_ended(site: Site, tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
+from envbus.notices import EVERY_S, Notices
 from envbus.server.allowance import AT_ONCE, PER_S, Allowance
 from envbus.server.line import MAX_WAITERS, Line
-from envbus.server.notices import EVERY_S, Notices
 
 log = logging.getLogger("envbus.test_flood_limits")
 
@@ -35,7 +35,7 @@ def test_the_first_of_a_kind_is_logged_at_once_then_sums(caplog: pytest.LogCaptu
     assert caplog.records[1].exc_info is not None
     caplog.clear()
     notices.tick(EVERY_S)
-    assert [record.getMessage() for record in caplog.records] == ["bad message 999 (and 998 more such in 10 s)"]
+    assert [record.getMessage() for record in caplog.records] == ["bad message 999 (the last of 999 such in 10 s)"]
     caplog.clear()
     notices.tick(3 * EVERY_S)
     notices.note("bad", "bad again", 3 * EVERY_S)
