@@ -18,6 +18,8 @@ from envbus.errors import UsageError
 _TAIL_BYTES = 65536
 _PLAIN_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName", "color_message"}
 _SHORT_IDS = ("server", "client")
+_SAID_IN_TEXT = ("count",)
+"""Fields for programs only: the message of a sum says it."""
 _SHORT_CHARS = 8
 _installed: list[logging.Handler] = []
 
@@ -96,8 +98,10 @@ class TextFormatter(logging.Formatter):
         super().__init__("%(message)s" if message_only else "%(asctime)s %(levelname)-7s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: D102
-        extra = "".join(f" {name}={_shown(name, value)}" for name, value in _extra_fields(record).items())
-        return super().formatMessage(record) + extra
+        fields = {name: value for name, value in _extra_fields(record).items() if name not in _SAID_IN_TEXT}
+        extra = "".join(f" {name}={_shown(name, value)}" for name, value in fields.items())
+        first, end, rest = super().formatMessage(record).partition("\n")
+        return first + extra + end + rest
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):

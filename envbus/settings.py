@@ -32,6 +32,10 @@ _KUBERNETES = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_\w+)?")
 """What Kubernetes adds to each container's variables for a service of that name."""
 
 
+_PREFIXES = ("ENVBUS_CLIENT_", "ENVBUS_SERVER_", "ENVBUS_SERVE_")
+"""Of settings, and of the options of ``envbus serve``."""
+
+
 class _Settings(BaseSettings):
     """Refuses variables that set nothing: a limit that is misspelt would never be applied."""
 
@@ -40,11 +44,22 @@ class _Settings(BaseSettings):
         prefix = self.model_config["env_prefix"]
         fields = {name.upper() for name in type(self).model_fields}
         for variable in os.environ:
+            if (meant := _meant(variable.upper(), prefix, fields)) is not None:
+                raise ValueError(f"no setting {variable}; did you mean {meant}?")
             field = variable.upper().removeprefix(prefix)
             if variable.upper().startswith(prefix) and field not in fields and not _KUBERNETES.fullmatch(field):
                 close = difflib.get_close_matches(field, sorted(fields), n=1)
                 raise ValueError(f"no setting {variable}" + (f"; did you mean {prefix}{close[0]}?" if close else ""))
         return self
+
+
+def _meant(variable: str, prefix: str, fields: set[str]) -> str | None:
+    """What was meant by a variable with a field of these behind a misspelt prefix."""
+    for field in fields:
+        head = variable.removesuffix(field)
+        if head != variable and head not in _PREFIXES and difflib.get_close_matches(head, [prefix], cutoff=0.85):
+            return prefix + field
+    return None
 
 
 class ClientSettings(_Settings):
@@ -106,7 +121,8 @@ class ServerSettings(_Settings):
     """Memory for results that wait to be collected; while it is used up, no more jobs are taken (from one client:
     while half of it is)."""
     hold_inputs_bytes: int = Field(2 * GIB, gt=0)
-    """Memory for inputs of jobs that run or are still coming in; while it is used up, no more jobs are taken."""
+    """Memory for inputs of jobs that run or are still coming in; while it is used up, no more jobs are taken (from
+    one client: while half of it is)."""
     max_input_bytes: int = Field(256 * MIB, gt=0)
     """A larger input is refused."""
     max_result_bytes: int = Field(1 * GIB, gt=0, le=MAX_BODY_BYTES)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NotRequired, Protocol, TypedDict, runtime_checkable
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -161,6 +162,18 @@ class GenerateOutputs(TypedDict):
     metadata: GenerateMetadata
 
 
+URL_EXAMPLE = "http://localhost:8000/v1"
+
+
+def is_http_url(url: str) -> bool:
+    """Whether it is an http or https URL with a host."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets, or a port that is none
+        return False
+
+
 class EndpointConfig(BaseModel):
     """One OpenAI-compatible endpoint. Holds the *name* of the key's variable, never the key."""
 
@@ -180,6 +193,13 @@ class EndpointConfig(BaseModel):
     extra_headers: dict[str, str] = Field(default_factory=dict)
     on_server_host: bool = False
     """A loopback URL is meant from where each server stands. Else a server on another host refuses to call it."""
+
+    @field_validator("api_base_url")
+    @classmethod
+    def _is_url(cls, url: str) -> str:
+        if not is_http_url(url):
+            raise ValueError(f"must be an http or https URL like {URL_EXAMPLE}")
+        return url
 
     @field_validator("extra_headers")
     @classmethod

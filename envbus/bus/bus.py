@@ -85,7 +85,11 @@ class Bus:
             raise
 
     def release(self) -> None:
-        """Say that this user is done; the last one closes the connection. Blocks for some seconds at most."""
+        """Say that this user is done; the last one closes the connection.
+
+        Blocks for some seconds, and until the bodies that are being packed or unpacked are done: no thread can be
+        stopped in the midst of one.
+        """
         with _lock:
             self._users -= 1
             if self._users > 0:

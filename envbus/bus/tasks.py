@@ -28,11 +28,12 @@ class TaskSet:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run a coroutine as a task of this owner."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._reap)
+        return task
 
     def repeat(self, function: Callable[[], None], *, every_s: float) -> None:
         """Call a function again and again; one call that fails is logged and does not end the others."""

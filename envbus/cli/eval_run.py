@@ -6,13 +6,14 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 from rich.console import Console
 from rich.logging import RichHandler
 
+from envbus.bus.messages import Beat
 from envbus.cli import running
 from envbus.cli.display import EvalDisplay
 from envbus.cli.eval_plan import EvalPlan
@@ -236,14 +237,33 @@ def _allowed_keys(endpoint: ClientConfig) -> list[str]:
 
 async def _tell_absence(client: NATSEnvClient, display: EvalDisplay) -> None:
     """Until the first rollout has ended, say why nothing happens yet."""
+    was_there = False
     while not display.outputs:
-        with suppress(EnvbusError, TimeoutError):
-            display.status(_absence(client.env, [beat.state for beat in await client.servers()]))
+        if client.is_connected:
+            reconnects = client.stats()["reconnects"]
+            with suppress(EnvbusError, TimeoutError):
+                servers = await client.servers()
+                was_there |= bool(servers)
+                # An outage while it listened: what was not heard is not known to be away.
+                if client.is_connected and client.stats()["reconnects"] == reconnects:
+                    display.status(absence_text(client.env, servers, was_there=was_there))
+        else:
+            display.status("waiting for NATS: the connection is lost, and is made again as soon as it is there")
         await asyncio.sleep(0.5)
     display.status("")
 
 
-def _absence(env: str, states: list[str]) -> str:
+def absence_text(env: str, servers: Sequence[Beat], *, was_there: bool) -> str:
+    """Say why no rollout of a run has ended yet; empty if its servers work.
+
+    Args:
+        env: Whose servers.
+        servers: Their latest heartbeats.
+        was_there: Whether one was heard before.
+    """
+    states = [server.state for server in servers]
+    if not states and was_there:
+        return f"no server of env {env!r} is heard any more; waiting a while for one to come back"
     if not states:
         return f"no server of env {env!r} is there yet; waiting a while for one"
     if all(state == "loading" for state in states):
@@ -251,7 +271,13 @@ def _absence(env: str, states: list[str]) -> str:
     if all(state in ("draining", "stopping") for state in states):
         return f"the servers of env {env!r} are stopping; waiting a while for others"
     if all(state in ("full", "draining", "stopping") for state in states):
-        return f"all {plural(len(states), 'server')} of env {env!r} are full; this run waits in line"
+        who = f"the server of env {env!r} is" if len(states) == 1 else f"all {len(states):,} servers of env {env!r} are"
+        if all(server.short_of_memory for server in servers):
+            return (
+                f"{who} full (memory): results wait to be collected by their clients, or inputs are large; "
+                "this run waits in line; see ENVBUS_SERVER_HOLD_RESULTS_BYTES and ENVBUS_SERVER_HOLD_INPUTS_BYTES"
+            )
+        return f"{who} full; this run waits in line"
     return ""
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from envbus.errors import UsageError
-from envbus.types import ClientConfig
+from envbus.types import URL_EXAMPLE, ClientConfig, is_http_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +55,8 @@ def choose_endpoint(
     if provider is not None and provider not in PROVIDERS:
         raise UsageError(f"-p/--provider {provider!r} is unknown; use one of {', '.join(PROVIDERS)}, or -b URL")
     known = PROVIDERS[provider or DEFAULT_PROVIDER]
-    if base_url is not None and (urlsplit(base_url).scheme not in ("http", "https") or not urlsplit(base_url).hostname):
-        raise UsageError("-b/--api-base-url must be a URL like http://localhost:8000/v1")
+    if base_url is not None and not is_http_url(base_url):
+        raise UsageError(f"-b/--api-base-url must be an http or https URL like {URL_EXAMPLE}")
     variable = key_var
     if key_var is None and (base_url is None or provider is not None):
         unset = keys_here and not os.environ.get(known.key_var)

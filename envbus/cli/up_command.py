@@ -160,9 +160,10 @@ def _print_plan(spec: FleetSpec, *, as_json: bool) -> None:
         typer.echo(json.dumps(plan, indent=2))
         return
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("env", "name on the bus", "servers", "slots each", "runs", box=None, header_style="bold")
+    runs = Column("runs", overflow="fold")
+    table = Table("env", "name on the bus", "servers", "slots each", runs, box=None, header_style="bold")
     for env in plan["envs"]:
         table.add_row(env["env_id"], env["env"], env["servers"], str(env["max_concurrent"]), " ".join(env["command"]))
     console = Console(highlight=False)

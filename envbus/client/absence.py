@@ -107,6 +107,8 @@ def no_server_text(env: str, where: str, present: list[str], troubles: Sequence[
             f"no server of env {env!r} at {where}, and no other env either; "
             "start one with: envbus serve, or check the address"
         )
+    if env in present:
+        return f"no server of env {env!r} at {where} takes jobs: those that are there end, or could not load it"
     close = difflib.get_close_matches(env, present, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     if "~" in env:

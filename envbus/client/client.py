@@ -263,7 +263,7 @@ class NATSEnvClient:
 
         Raises:
             NoServerError: None appeared; says which envs are there.
-            ServerLoadingError: It did not finish loading.
+            ServerLoadingError: It did not finish loading, or is there and does not answer.
             EnvironmentCrashedError: No server is there: it could not load the env, and no controller tries again.
         """
         return await self._inquire(lambda inquiries: inquiries.wait_for_server(timeout_s))
@@ -280,6 +280,11 @@ class NATSEnvClient:
     async def _inquire(self, question: Callable[[Inquiries], Coroutine[Any, Any, T]]) -> T:
         bus, _ = await self._ensure_session()
         return await bus.thread.run(question(Inquiries(bus.connection, self._subjects, self._settings)))
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether NATS is there now: False during an outage, and before the first connection."""
+        return self._bus is not None and self._bus.connection.is_up
 
     def stats(self) -> dict[str, float]:
         """Return counts since this client connected: of its jobs, and of what went wrong with them and the connection.

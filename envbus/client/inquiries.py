@@ -75,8 +75,12 @@ class Inquiries:
                 except (NoServerError, CallTimeoutError) as error:
                     if (crash := await crashes.certain()) is not None:
                         raise crash from error
-                    if waited_s >= appear_s:
-                        raise await self._nobody(crashes) from error
+                    if waited_s >= appear_s and (reason := await self._nobody(crashes)) is not None:
+                        raise reason from error
+                    if waited_s >= load_s:
+                        raise ServerLoadingError(
+                            f"a server of env {self._subjects.env!r} is there but did not answer in {waited_s:.0f} s"
+                        ) from error
                 else:
                     if info.state == "ready":
                         return info
@@ -116,10 +120,14 @@ class Inquiries:
             raise DecodeError(f"expected {expected.kind} on {subject}, got {answer.kind}")
         return answer
 
-    async def _nobody(self, crashes: Crashes) -> EnvbusError:
+    async def _nobody(self, crashes: Crashes) -> EnvbusError | None:
+        """Return why no server takes jobs; None if one came up meanwhile."""
         env = self._subjects.env
         beats = await hear_beats(self._connection, self._subjects.prefix)
-        failed = [beat for beat in beats if beat.env == env and beat.state == "failed"]
+        here = [beat for beat in beats if beat.env == env]
+        if any(beat.state in ("loading", "ready", "full") for beat in here):
+            return None
+        failed = [beat for beat in here if beat.state == "failed"]
         if failed:
             return EnvironmentCrashedError(f"env {env!r} could not be loaded by its server: {failed[0].error}")
         where = self._connection.options.describe()

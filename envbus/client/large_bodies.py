@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import Protocol
+from typing import Any, Protocol
 
 from envbus.bus.connection import Connection
 from envbus.bus.messages import Parts
@@ -50,6 +51,7 @@ class LargeBodies:
         self._owner = owner
         self._tasks = tasks
         self._log = log
+        self._collectors: dict[str, set[asyncio.Task[Any]]] = {}
 
     def upload_parts(self, job: ClientJob) -> Parts | None:
         """Return how the job's input travels in parts; None: it rides on its message."""
@@ -72,7 +74,8 @@ class LargeBodies:
             job.collecting_from = server
             size_bytes = parts.size if parts is not None else None
             self._log.step("result is collected", job.job, server=server, bytes=size_bytes)
-            self._tasks.spawn(self._collect(job, server, parts))
+            task = self._tasks.spawn(self._collect(job, server, parts))
+            self._collectors.setdefault(job.job, set()).add(task)
 
     async def _collect(self, job: ClientJob, server: str, parts: Parts | None) -> None:
         try:
@@ -87,6 +90,12 @@ class LargeBodies:
         else:
             job.pulled = True
             self._owner.end(job.job, body, server)
+
+    def over(self, job_id: str) -> None:
+        """The job has ended: nobody collects its result any more, nor waits for room for it."""
+        for task in self._collectors.pop(job_id, ()):
+            if task is not asyncio.current_task():  # the one that has just brought the result ends by itself
+                task.cancel()
 
     def taken(self, job_id: str) -> None:
         """The caller has the job's result, or nobody wants it: there is room for others."""

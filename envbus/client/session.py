@@ -233,6 +233,7 @@ class Session:
         if served_by is not None:
             self._receipts.add(served_by, job_id)
         self._connection.inbox.unroute(job_id)
+        self._large.over(job_id)
         if job.unanswered > 0:
             self._late.expect(job_id, job.unanswered)
         is_again = self._attempts.attempt(job_id) > 1

@@ -69,7 +69,8 @@ class Note:
         """The text, with the facts that it does not state behind its first line."""
         first, end, rest = self.text.partition("\n")
         unsaid = {name: value for name, value in self.facts.items() if not (isinstance(value, str) and value in first)}
-        return first + "".join(f" {name}={value}" for name, value in unsaid.items()) + end + rest
+        facts = " ".join(f"{name}={value}" for name, value in unsaid.items())
+        return (f"{first} [{facts}]" if facts else first) + end + rest
 
 
 Instruction = Launch | Drain | Stop | Kill | Ask | Note

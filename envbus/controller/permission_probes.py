@@ -16,7 +16,7 @@ from typing import Literal
 
 from envbus.bus.connection import Connection
 from envbus.bus.control_messages import StatusRequest
-from envbus.bus.messages import Gone, InfoRequest, Wait, pack
+from envbus.bus.messages import Gone, InfoRequest, Run, Wait, pack
 from envbus.bus.subjects import (
     Subjects,
     all_beats,
@@ -46,8 +46,9 @@ def needs(env: str, prefix: str) -> Iterator[Need]:
     """All rights of all roles for one env."""
     subjects, nobody = Subjects(env, prefix), secrets.token_hex(16)
     question = pack(InfoRequest())
-    # An unknown kind is refused by whoever gets it; a server that gets it on rollout gives its slot back.
-    yield Need("client", "publish", subjects.rollout, question)
+    # A fingerprint that no server has: whoever gets the job passes it on, as usual, and gives its slot back.
+    job = Run(job=nobody, attempt=1, client=nobody, call="rollout", size=1, fingerprint=nobody, body=b"")
+    yield Need("client", "publish", subjects.rollout, pack(job))
     yield Need("client", "publish", subjects.info, question)
     yield Need("client", "publish", subjects.examples, question)
     yield Need("client", "publish", subjects.wait, pack(Wait(client=nobody, n=0)))

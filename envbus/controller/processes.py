@@ -33,6 +33,8 @@ QUOTED_CHARS = 2_000
 KEPT_LOGS = 200
 """Ended servers whose logs operators can still ask for over the bus."""
 _SAME_START_S = 0.05
+_LOG_LINE = re.compile(r"\{|\S+ \S+ (DEBUG|INFO|WARNING)\b")
+"""What a server logs while it works, as text or JSON: not why it ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +72,14 @@ class Ended:
 
     @property
     def reason(self) -> str:
-        """How it ended, with its last words if it failed."""
+        """How it ended, with its last words if it failed: in the first line what says why, if its last one does."""
         if self.how == "exit code 0" or not self.lines:
             return self.how
-        quoted = "\n".join(self.lines)[-QUOTED_CHARS:]
+        told = self.how.startswith("exit code") and not _LOG_LINE.match(self.lines[-1])
+        first = f"{self.how}: {self.lines[-1][:QUOTED_CHARS]}" if told else self.how
+        quoted = "\n".join(self.lines[:-1] if told else self.lines)[-QUOTED_CHARS:]
         indented = "".join(f"\n    {line}" for line in quoted.splitlines())
-        return f"{self.how}: {self.lines[-1][:QUOTED_CHARS]}\n    the end of its log {self.record.log_file}:{indented}"
+        return f"{first}\n    the end of its log {self.record.log_file}{', before that' * told}:{indented}"
 
 
 @dataclass(slots=True)

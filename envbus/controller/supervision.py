@@ -250,7 +250,9 @@ class EnvSupervisor:
             self.failed = f"{self._load_crashes} servers in a row {what}, the last one with {reason}"
             text += "\ngiven up: no more servers until it is scaled or restarted"
             return [Note(self.env, text, "error", server=member.server)]
-        return [Note(self.env, f"{text}\n(next try in {delay_s:.1f} s)", "warning", server=member.server)]
+        first, end, rest = text.partition("\n")
+        text = f"{first} (next try in {delay_s:.1f} s){end}{rest}"
+        return [Note(self.env, text, "warning", server=member.server)]
 
     def _delay_s(self, failures: int) -> float:
         policy = self._rules.restart

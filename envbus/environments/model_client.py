@@ -65,7 +65,12 @@ class _EndpointHealth:
 
     def failed(self) -> None:
         if self.circuits.failed(self.name, time.monotonic()):
-            log.warning("the model endpoint %s fails: others of its model are used until it answers", self.base_url)
+            # Whether there are others is not known here: callers with one endpoint and with several share its client.
+            log.warning(
+                "the model endpoint %s fails: calls go to other endpoints of its model until it answers; "
+                "without any they are tried again there",
+                self.base_url,
+            )
 
 
 class ModelClients:

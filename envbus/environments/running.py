@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from envbus.environments.hooks import find_hooks, settled
 from envbus.environments.model_client import resolve_client
 from envbus.environments.rollout_output import rollout_output
-from envbus.environments.stages import capture_errors, finish, limited, retrying
+from envbus.environments.stages import CLEANUP_LIMIT_S, capture_errors, finish, limited, retrying
 from envbus.environments.state import State, new_state
 from envbus.errors import RolloutError, RolloutTimeoutError, ScoringError, UsageError
 from envbus.types import RolloutInput, RolloutOutput, SamplingArgs
@@ -78,7 +78,7 @@ async def run_stages(env: Environment, state: State, generate: Callable[[State],
             state["stop_condition"] = "timeout_reached" if timed_out else "has_error"
     finally:
         with capture_errors(state):
-            await finish(_clean_up(env, state))
+            await finish(_clean_up(env, state), limit_s=CLEANUP_LIMIT_S)
 
 
 async def _generated(env: Environment, input: RolloutInput, client: Any, call: Call) -> State:
@@ -121,7 +121,7 @@ async def _score(
         for state in alive:
             state["timing"]["scoring_s"] = time.perf_counter() - started
         with capture_errors(*alive):
-            await finish(_clean_up_scoring(env, alive))
+            await finish(_clean_up_scoring(env, alive), limit_s=CLEANUP_LIMIT_S)
 
 
 def _check_reward(state: State) -> None:

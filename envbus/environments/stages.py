@@ -55,7 +55,7 @@ async def limited(work: Coroutine[Any, Any, None], *, what: str, limit_s: float 
         raise RolloutTimeoutError(f"{what} took longer than timeout_seconds = {limit_s:g}") from error
 
 
-async def finish(work: Coroutine[Any, Any, None], *, limit_s: float = CLEANUP_LIMIT_S) -> None:
+async def finish(work: Coroutine[Any, Any, None], *, limit_s: float) -> None:
     """Await cleanup ``work`` to its end, or its limit, even when this task is cancelled meanwhile."""
     task = asyncio.create_task(_bounded(work, limit_s))
     cancelled: asyncio.CancelledError | None = None

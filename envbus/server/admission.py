@@ -93,11 +93,10 @@ class Admission:
             raise
         plain = fields if "t" not in fields else None
         if self._is_news(run):
-            admitted, instructions = self._slots.push(
+            verdict = self._slots.push(
                 run.job, run.size, _now(), client=run.client, input_bytes=_input_bytes(run, len(message.data))
             )
-            self._settle(run, message.reply, admitted, plain)
-            self._owner.apply(instructions)
+            self._settle(run, message.reply, plain, verdict)
         else:
             self._owner.apply(self._slots.bounce(_now()))
             self._again_or_refuse(run, message.reply, plain)
@@ -105,11 +104,10 @@ class Admission:
     def granted(self, run: Run, reply: str) -> None:
         """A job came straight to this server."""
         if self._is_news(run):
-            admitted, instructions = self._slots.redeem(
+            verdict = self._slots.redeem(
                 run.grant or "", run.client, run.job, run.size, _now(), input_bytes=_input_bytes(run, 0)
             )
-            self._settle(run, reply, admitted, None)
-            self._owner.apply(instructions)
+            self._settle(run, reply, None, verdict)
         else:
             self._owner.apply(self._slots.waste(run.grant or "", run.client, _now()))
             self._again_or_refuse(run, reply, None)
@@ -143,10 +141,29 @@ class Admission:
         else:
             raise BadRequestError(f"job {run.job} is here already, and is another client's")
 
-    def _settle(self, run: Run, reply: str, admitted: bool, plain: dict[str, Any] | None) -> None:
-        if not admitted:
-            self._say_busy(run, reply, plain, "full" if self._owner.state == "ready" else "draining")
-            return
+    def _settle(
+        self, run: Run, reply: str, plain: dict[str, Any] | None, verdict: tuple[bool, list[Instruction]]
+    ) -> None:
+        """Whatever goes wrong here, the slots are obeyed, and a job that was not begun keeps none."""
+        admitted, instructions = verdict
+        try:
+            if admitted:
+                self._take(run, reply, plain)
+            else:
+                self._say_busy(run, reply, plain, "full" if self._owner.state == "ready" else "draining")
+        except Exception:
+            if admitted:
+                instructions = [*instructions, *self._undo(run, reply, plain)]
+            raise
+        finally:
+            self._owner.apply(instructions)
+
+    def _undo(self, run: Run, reply: str, plain: dict[str, Any] | None) -> list[Instruction]:
+        self._uploads.drop(run.job)
+        self._jobs.release([run.job], run.client if plain is None else reply)
+        return self._slots.release(run.job, _now())
+
+    def _take(self, run: Run, reply: str, plain: dict[str, Any] | None) -> None:
         client = run.client if plain is None else reply
         job = Job(run.job, client, run.attempt, run.size, reply, _now(), plain=plain is not None)
         self._jobs.add(job, _now())

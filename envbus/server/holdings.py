@@ -8,7 +8,6 @@ work, and from whom; what was sent and is asked for no more leaves while it is s
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -73,9 +72,9 @@ class Holdings:
         return self.size_bytes >= self._max_bytes or len(self._held) >= MAX_HELD
 
     @property
-    def heavy_clients(self) -> AbstractSet[str]:
+    def heavy_clients(self) -> frozenset[str]:
         """Clients whose outcomes take half of the budget or more."""
-        return self._heavy
+        return frozenset(self._heavy)
 
     def put(self, job_id: str, client: str, *, size_bytes: int, is_failure: bool, now: float) -> None:
         """Hold an outcome; in place of the one that is held of this job, if there is one."""

@@ -9,7 +9,6 @@ done, by its client's death, by age, or as Holdings says while memory is short.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -151,7 +150,7 @@ class Jobs:
         return self._held.is_full
 
     @property
-    def heavy_clients(self) -> AbstractSet[str]:
+    def heavy_clients(self) -> frozenset[str]:
         """Clients that use half of that memory: no more work from these."""
         return self._held.heavy_clients
 

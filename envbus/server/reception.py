@@ -121,7 +121,7 @@ class Reception:
         self._uploads = Uploads(settings.max_input_bytes)
         self._log = JobLog(log, server=server_id, env=subjects.env)
         self.notices = self._log.notices
-        self._pressure = Pressure(self.jobs, self.slots, self.notices)
+        self._pressure = Pressure(self.jobs, self.slots, self.notices, settings)
         self._guard = Guard(connection, server_id=server_id, counts=self.counts, notices=self.notices)
         self._answers = Answers(self.jobs, self._uploads, server_id=server_id, counts=self.counts)
         self._admission = Admission(
@@ -414,6 +414,8 @@ class Reception:
         self._withdrawing = True
         try:
             await self._credits.withdraw()
+        except Exception as error:  # noqa: BLE001 - logged; without credits_gone() no push would ever come in again
+            self.notices.note("credits", "the queue group was not left in order", _now(), error=error)
         finally:
             self._withdrawing = False
         self.apply(self.slots.credits_gone(_now()))

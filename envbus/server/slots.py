@@ -4,11 +4,12 @@ Pure: events and a clock value in, instructions out. A free slot goes to the
 waiting line first; only when the line is empty does it become a credit, which
 lets nats-server deliver one more pushed job. running + grants + credits never
 exceeds the capacity, but by a group, which may start on one free slot. While
-memory is short nothing new comes in: that is held back, not dropped.
+memory is short nothing new comes in, or nothing of a client that uses half of it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -46,7 +47,8 @@ class Slots:
         capacity: Rollouts at once.
         grant_ttl_s: A grant that is not used in this time is taken back.
         wait_ttl_s: A waiting client that is silent for this long leaves the line.
-        max_inputs_bytes: While the inputs of running jobs take this much, no more come in.
+        max_inputs_bytes: While the inputs of running jobs take this much, no more come in; from one client, while
+            its own take half of it.
     """
 
     def __init__(
@@ -58,12 +60,16 @@ class Slots:
         self._grant_ttl_s = grant_ttl_s
         self._wait_ttl_s = wait_ttl_s
         self._max_inputs_bytes = max_inputs_bytes
-        self._running: dict[str, tuple[int, int]] = {}
-        """Job → slots and bytes of input."""
+        self._running: dict[str, tuple[int, int, str]] = {}
+        """Job → slots, bytes of input, client."""
         self.in_flight = 0
         self.inputs_bytes = 0
+        self._inputs: Counter[str] = Counter()
+        """Client → bytes of input."""
+        self._heavy: set[str] = set()
+        """Clients whose inputs take half of the memory for them."""
         self._is_full = False
-        self._held_back: AbstractSet[str] = NOBODY
+        self._held_back = NOBODY
         self._grants: dict[str, tuple[str, float]] = {}
         self._grant_count = 0
         self._open = False
@@ -92,7 +98,7 @@ class Slots:
         self._grants.clear()
         return self._settle(0.0)
 
-    def hold_back(self, *, is_full: bool, clients: AbstractSet[str], now: float) -> list[Instruction]:
+    def hold_back(self, *, is_full: bool, clients: frozenset[str], now: float) -> list[Instruction]:
         """Results that wait to be collected take all the memory for them, or too much of it for these clients."""
         self._is_full, self._held_back = is_full, clients
         return self._settle(now)
@@ -143,9 +149,9 @@ class Slots:
 
     def release(self, job: str, now: float) -> list[Instruction]:
         """A job runs no more."""
-        size, input_bytes = self._running.pop(job, (0, 0))
+        size, input_bytes, client = self._running.pop(job, (0, 0, ""))
         self.in_flight -= size
-        self.inputs_bytes -= input_bytes
+        self._count_input(client, -input_bytes)
         return self._settle(now)
 
     def credits_going(self) -> None:
@@ -169,24 +175,39 @@ class Slots:
         return self._settle(now)
 
     def _admit(self, job: str, client: str, *, size: int, input_bytes: int) -> bool:
-        has_room = self.free > 0 and not self.is_short_of_memory and client not in self._held_back
+        has_room = self.free > 0 and not self.is_short_of_memory and client not in self._left_out
         # A cancelled copy of the same job may still be cleaning up: two of one name are never in.
         admitted = self._open and has_room and job not in self._running
         if admitted:
-            self._running[job] = size, input_bytes
+            self._running[job] = size, input_bytes, client
             self.in_flight += size
-            self.inputs_bytes += input_bytes
+            self._count_input(client, input_bytes)
         return admitted
+
+    def _count_input(self, client: str, more_bytes: int) -> None:
+        self.inputs_bytes += more_bytes
+        self._inputs[client] += more_bytes
+        if self._max_inputs_bytes is not None and 2 * self._inputs[client] >= self._max_inputs_bytes:
+            self._heavy.add(client)
+        else:
+            self._heavy.discard(client)
+        if not self._inputs[client]:
+            del self._inputs[client]
+
+    @property
+    def _left_out(self) -> AbstractSet[str]:
+        return self._held_back | self._heavy
 
     def _settle(self, now: float) -> list[Instruction]:
         instructions: list[Instruction] = []
         is_open = self._open and not self.is_short_of_memory
-        while is_open and self.free > 0 and (turn := self.line.next(without=self._held_back)):
+        left_out = self._left_out
+        while is_open and self.free > 0 and (turn := self.line.next(without=left_out)):
             self._grant_count += 1
             grant = str(self._grant_count)
             self._grants[grant] = (turn[0], now + self._grant_ttl_s)
             instructions.append(SendGrant(client=turn[0], inbox=turn[1], grant=grant))
-        wanted_back = not is_open or self.line.has_turn(without=self._held_back)
+        wanted_back = not is_open or self.line.has_turn(without=left_out)
         if wanted_back and self.credits > 0 and not self._withdrawing:
             self._withdrawing = True
             instructions.append(WithdrawCredits())
