@@ -1,12 +1,13 @@
 """How long the loops stand still while large results travel, beside what packing and unpacking one of them takes.
 
-    python -m bench.stall
+    python -m bench.stall [--quick]
 
 The server runs in a process of its own; each loop has a ticker that notes how late it wakes up.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import functools
 import gc
@@ -30,6 +31,7 @@ from envbus.server import NATSEnvServer
 ROUNDS = 3
 CASES = [(384_000, 8), (384_000, 1), (2_000_000, 16), (7_700_000, 2)]
 """Tokens of a result (13 bytes each: id, mask, logprob), and results at once."""
+QUICK_ROUNDS, QUICK_CASES = 1, CASES[:2]
 BYTES_PER_TOKEN = 13
 LOOPS = ("env", "caller", "bus")
 TICK_S = 0.001
@@ -140,34 +142,38 @@ def row(count: int, at_once: int, measured: dict[str, float]) -> str:
     return text
 
 
-async def measure(url: str) -> None:
+async def measure(url: str, rounds_each: int, cases: list[tuple[int, int]]) -> None:
     async with NATSEnvClient(url, "stall") as client:
         await client.wait_for_server(timeout_s=60)
         assert client._bus is not None
         bus = Ticker()
         ticking = client._bus.thread.submit(bus.run())
-        print(f"lateness of each loop in ms (p99, longest), medians of {ROUNDS} rounds; ratio: longest to packing one")
-        print("result (env) or unpacking one (caller, bus); of MB/s: to packing and then unpacking alone")
+        print(
+            f"lateness of each loop in ms (p99, longest), medians of {rounds_each} round(s); ratio: longest to packing"
+        )
+        print("one result (env) or unpacking one (caller, bus); of MB/s: to packing and then unpacking alone")
         head = "".join(f"{f'{loop} loop':>22}" for loop in LOOPS)
         print(f"{'results':14}{'MB/s':>6}{'ratio':>7}{'pack ms':>9}{'unpack':>8}{head}")
-        for count, at_once in CASES:
-            rounds = [await one_round(client, count, at_once, bus) for _ in range(ROUNDS)]
+        for count, at_once in cases:
+            rounds = [await one_round(client, count, at_once, bus) for _ in range(rounds_each)]
             print(row(count, at_once, {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}))
             gc.collect()
         ticking.cancel()
 
 
-async def main() -> None:
+async def main(*, quick: bool) -> None:
     process = multiprocessing.get_context("spawn")
     async with EmbeddedNats() as server:
         serving = process.Process(target=serve, args=(server.url,), daemon=True)
         serving.start()
         try:
-            await measure(server.url)
+            await measure(server.url, *((QUICK_ROUNDS, QUICK_CASES) if quick else (ROUNDS, CASES)))
         finally:
             serving.terminate()
             serving.join()
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    parser = argparse.ArgumentParser(prog="python -m bench.stall", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one round of the two smallest cases")
+    asyncio.run(main(quick=parser.parse_args().quick))

@@ -40,6 +40,17 @@ def test_a_line_is_written_once_to_file_and_console(tmp_path, capsys):
         )
 
 
+def test_fields_are_on_the_first_line_and_a_sum_says_its_number_once(tmp_path):
+    text, lines = tmp_path / "text", tmp_path / "json"
+    for file, as_json in ((text, False), (lines, True)):
+        setup_logging(log_file=file, json=as_json, console=False)
+        logger.warning("bad (the last of 3)\n    more", extra={"count": 3, "pid": 7})
+    first, second = text.read_text().splitlines()
+    assert first.endswith("bad (the last of 3) pid=7")
+    assert second == "    more"
+    assert json.loads(lines.read_text())["count"] == 3
+
+
 def test_the_level_holds(tmp_path):
     setup_logging("warning", log_file=tmp_path / "log", console=False)
     logger.info("too much")

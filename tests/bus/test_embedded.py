@@ -21,7 +21,7 @@ GREETING = b"INFO "
 
 
 async def greeting(port: int) -> bytes:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         first = await reader.read(5)
         writer.close()
@@ -33,7 +33,7 @@ def entries(directory: Path) -> list[Path]:
     return list(directory.iterdir())
 
 
-def wait_gone(pids: list[int], timeout_s: float = 5) -> None:
+def wait_gone(pids: list[int], timeout_s: float = 20) -> None:
     processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
     _, alive = psutil.wait_procs(processes, timeout=timeout_s)
     alive = [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
@@ -164,15 +164,16 @@ STARTERS = {
     "thread.start(); thread.join(); nats = started.pop()",
     "with a forked child": "nats = asyncio.run(EmbeddedNats.start());"
     "child = os.fork();"
-    "child or (asyncio.run(nats.stop()), os.execvp('sleep', ['sleep', '30']));"
+    "child or (asyncio.run(nats.stop()), os.execvp('sleep', ['sleep', '120']));"
     "started.append(child)",
 }
 PARENT = """
 import asyncio, os, psutil, signal, subprocess, sys, threading
 from envbus.bus.embedded import EmbeddedNats
 started = []
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite run in the background of a shell ignores it
 {starter}
-other = subprocess.Popen(["sleep", "30"])
+other = subprocess.Popen(["sleep", "120"])
 family = [p.pid for p in psutil.Process().children(recursive=True) if p.pid not in (other.pid, *started)]
 print(nats.port, nats.log_file.parent, *family, other.pid, *started, flush=True)
 {ending}
@@ -193,7 +194,7 @@ def run_parent(starter: str, ending: str) -> tuple[subprocess.Popen[str], int, P
 def end_others(parent: subprocess.Popen[str], pids: list[int]) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    parent.communicate(timeout=10)
+    parent.communicate(timeout=30)
 
 
 @pytest.mark.parametrize("starter", STARTERS)
@@ -233,4 +234,4 @@ async def test_survives_the_terminals_ctrl_c() -> None:
         parent.kill()
         wait_gone(family)
     finally:
-        parent.communicate(timeout=10)
+        parent.communicate(timeout=30)

@@ -71,7 +71,7 @@ def test_a_data_set_that_is_absent_is_told_with_its_path(cli: Cli) -> None:
     assert ended.code == 2
     for word in ("case-env", "exit code 2", "FileNotFoundError", missing):
         assert word in ended.err
-    cli.wait_all_gone(5)
+    cli.wait_all_gone()
 
 
 @pytest.mark.parametrize("place", ["sidecar", "here"])
@@ -90,4 +90,4 @@ def test_an_evaluation_ends_though_its_pools_are_stuck(cli: Cli, place: str) -> 
     assert (err + logs).count("pools torn down") == 1
     for word in ("Unclosed", "leaked", "never retrieved", "Traceback", "was destroyed"):
         assert word not in err + logs
-    cli.wait_all_gone(10)
+    cli.wait_all_gone()

@@ -87,6 +87,8 @@ async def test_the_limit_of_an_evaluation_counts_the_members_of_groups(stage: St
         (ServerSettings, "ENVBUS_SERVER_MAX_CONCURRENT", "no setting ENVBUS_SERVER_MAX_CONCURRENT"),
         (ServerSettings, "ENVBUS_SERVER_GRACE", "did you mean ENVBUS_SERVER_GRACE_S"),
         (ClientSettings, "ENVBUS_CLIENT_MAX_ATEMPTS", "did you mean ENVBUS_CLIENT_MAX_ATTEMPTS"),
+        (ClientSettings, "ENVBUS_CLINET_MAX_ATTEMPTS", "did you mean ENVBUS_CLIENT_MAX_ATTEMPTS"),
+        (ServerSettings, "ENVBUS_SEVER_GRACE_S", "did you mean ENVBUS_SERVER_GRACE_S"),
     ],
 )
 def test_a_limit_that_does_not_exist_is_an_error(

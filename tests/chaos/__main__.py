@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from chaos_run import LONG, SHORT, as_lines, chaos
+from chaos_run import LONG, SHORT, NotWarmError, as_lines, chaos
 from chaos_stage import Sizes
 
 
@@ -34,16 +34,19 @@ def main() -> int:
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="envbus-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
     print(f"ledgers and logs are in {folder}", flush=True)
-    report = asyncio.run(
-        chaos(
-            folder.resolve(),
-            seed=arguments.seed,
-            duration_s=arguments.minutes * 60,
-            scale=SHORT if is_short else LONG,
-            sizes=sizes,
-            say=lambda line: print(line, flush=True),
-        )
+    run = chaos(
+        folder.resolve(),
+        seed=arguments.seed,
+        duration_s=arguments.minutes * 60,
+        scale=SHORT if is_short else LONG,
+        sizes=sizes,
+        say=lambda line: print(line, flush=True),
     )
+    try:
+        report = asyncio.run(run)
+    except NotWarmError as error:
+        print(f"stopped before the faults: {error}")
+        return 2
     print("\n".join(as_lines(report)))
     if arguments.json:
         arguments.json.write_text(json.dumps(asdict(report), indent=2) + "\n")

@@ -31,7 +31,8 @@ class Faults:
     """Runs a plan.
 
     Attributes:
-        done: How often each kind was carried out; one whose target was not there is left out.
+        done: How often each kind was carried out.
+        skipped: How often each kind was left out, because its target was not there; with ``done`` it is the plan.
         windows: When things were wrong.
         exits: What is wrong with how processes ended.
     """
@@ -42,6 +43,7 @@ class Faults:
         self._rng = random.Random(seed)
         self._busy: set[str] = set()
         self.done: Counter[str] = Counter()
+        self.skipped: Counter[str] = Counter()
         self.windows: list[Window] = []
         self.exits: list[str] = []
 
@@ -62,7 +64,8 @@ class Faults:
                 if process.role == "controller" and NO_NATS in process.said:
                     process.start()  # as whoever supervises it would
                     continue
-                self.exits.append(f"{process.name} ended by itself, see {process.log_file}")
+                last = (process.said.decode(errors="replace").splitlines() or ["(nothing)"])[-1]
+                self.exits.append(f"{process.name} ended by itself, see {process.log_file}; it said last: {last}")
                 process.wanted = False
 
     async def _one(self, fault: Fault) -> None:
@@ -74,14 +77,14 @@ class Faults:
         elif fault.role == MANAGED:
             pids = self._stage.managed_pids()
             if not pids:
-                return
+                return self._skip(fault, "no managed server")
             pid = self._rng.choice(pids)
             target = "controller"
             await self._managed(fault, pid)
         else:
             process = self._stage.processes[fault.target]
             if process.pid is None or target in self._busy:
-                return  # it took longer to end than was planned
+                return self._skip(fault, f"{target} is not there yet")  # its last fault took longer than was planned
             self._busy.add(target)
             try:
                 await self._process(fault, process)
@@ -89,6 +92,10 @@ class Faults:
                 self._busy.discard(target)
         self.done[fault.label] += 1
         self.windows.append(Window(fault.label, target, from_s, time.monotonic() + SETTLE_S))
+
+    def _skip(self, fault: Fault, why: str) -> None:
+        self._say(f"           {fault.kind} {fault.target} skipped: {why}")
+        self.skipped[fault.label] += 1
 
     async def _nats(self, fault: Fault) -> None:
         nats = self._stage.nats

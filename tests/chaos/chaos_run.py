@@ -26,13 +26,20 @@ LONG = Scale(every_s=2.5, longest_stop_s=40.0, longest_outage_s=30.0, longest_ot
 LIMITS = Limits(max_starts=CLIENT_SETTINGS["max_attempts"], orphan_s=ORPHAN_S)
 
 
+class NotWarmError(RuntimeError):
+    """The run did not come as far as its faults."""
+
+
 @dataclass(slots=True)
 class Report:
     """What came of a run."""
 
     seed: int
     duration_s: float
+    planned: int = 0
+    """Faults: those that were carried out and those that were skipped."""
     faults: dict[str, int] = field(default_factory=dict)
+    skipped: dict[str, int] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
     outcomes: dict[str, int] = field(default_factory=dict)
     attempts: int = 0
@@ -60,7 +67,7 @@ async def chaos(
     stage = Stage(folder, sizes, seed=seed)
     faults = Faults(stage, seed=seed, say=say)
     record = Record(windows=faults.windows)
-    report = Report(seed, duration_s)
+    report = Report(seed, duration_s, planned=len(plan))
     try:
         await stage.open()
         await _warm_up(stage, faults)
@@ -93,8 +100,14 @@ async def _warm_up(stage: Stage, faults: Faults) -> None:
     stage.start("controller")
     stage.start("client")
     names = {process.name for process in stage.of("client")}
-    if not await stage.until_written("warm", names, timeout_s=WARM_S, watch=faults.check_ends):
-        raise RuntimeError(f"the clients' first calls did not end within {WARM_S:g} s: {faults.exits}")
+
+    def check() -> None:
+        faults.check_ends()
+        if faults.exits:
+            raise NotWarmError("; ".join(faults.exits))
+
+    if not await stage.until_written("warm", names, timeout_s=WARM_S, watch=check):
+        raise NotWarmError(f"the clients' first calls did not end within {WARM_S:g} s, see {stage.folder}")
     for process in stage.of("server"):
         process.order("vitals", tag="base")
     (stage.folder / "go").touch()
@@ -183,6 +196,7 @@ def _read_ledgers(folder: Path, record: Record, faults: Faults) -> None:
 def _count(record: Record, faults: Faults, report: Report) -> None:
     starts = Counter(entry["key"] for entry in record.attempts if entry["event"] == "start")
     report.faults = dict(sorted(faults.done.items()))
+    report.skipped = dict(sorted(faults.skipped.items()))
     report.calls = dict(Counter(entry["kind"] for entry in record.calls if entry["event"] == "begin"))
     report.outcomes = dict(Counter(entry["outcome"] for entry in record.calls if entry["event"] == "end"))
     report.attempts = sum(starts.values())
@@ -202,7 +216,8 @@ def as_lines(report: Report) -> list[str]:
 
     return [
         f"seed {report.seed}, {report.duration_s:g} s of faults, calm after {report.recovery_s:.1f} s",
-        f"faults: {sum(report.faults.values())}: {table(report.faults)}",
+        f"faults: {sum(report.faults.values())} of {report.planned} planned: {table(report.faults)}",
+        f"skipped, for their target was not there: {sum(report.skipped.values())}: {table(report.skipped)}",
         f"calls: {sum(report.calls.values())}: {table(report.calls)}",
         f"outcomes: {table(report.outcomes)}",
         f"attempts: {report.attempts}, of these again: {report.reruns}, most for one rollout: {report.most_starts}",

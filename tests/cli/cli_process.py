@@ -16,6 +16,8 @@ import psutil
 
 ENVS = Path(__file__).parent / "envs"
 MARK = "ENVBUS_TEST_MARK"
+GONE_S = 20.0
+"""How long what a command leaves may take to end: an instant, on an idle machine."""
 QUICK = {"ENVBUS_CLIENT_NO_SERVER_TIMEOUT_S": "1", "ENVBUS_CLIENT_CONNECT_TIMEOUT_S": "1"}
 
 
@@ -48,7 +50,7 @@ class Cli:
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-P", "-m", "envbus", *arguments]
 
-    def run(self, *arguments: str, variables: Mapping[str, str] | None = None, timeout_s: float = 40) -> Ended:
+    def run(self, *arguments: str, variables: Mapping[str, str] | None = None, timeout_s: float = 120) -> Ended:
         started = time.monotonic()
         done = subprocess.run(
             self.command(*arguments),
@@ -76,7 +78,7 @@ class Cli:
         """What still runs of this Cli's commands."""
         return list(marked_processes(self.mark))
 
-    def wait_all_gone(self, limit_s: float) -> None:
+    def wait_all_gone(self, limit_s: float = GONE_S) -> None:
         deadline = time.monotonic() + limit_s
         while (left := self.processes()) and time.monotonic() < deadline:
             psutil.wait_procs(left, timeout=0.05)

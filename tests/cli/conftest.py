@@ -34,4 +34,4 @@ def serve(cli: Cli, nats_url: str, prefix: str) -> Iterator[Callable[..., subpro
     for process in started:
         process.terminate()
     for process in started:
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)

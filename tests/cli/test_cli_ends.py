@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cli_process import ENVS, Cli, wait_for_line
 
-SLOW = ("probe-env", "--env-dir-path", str(ENVS), "--demo-model", "-a", '{"delay_s": 60}', "-n", "1", "-r", "2")
+SLOW = ("probe-env", "--env-dir-path", str(ENVS), "--demo-model", "-a", '{"delay_s": 600}', "-n", "1", "-r", "2")
 MIXED = ("probe-env", "--env-dir-path", str(ENVS), "--demo-model", "-a", '{"delay_s": 0.2, "size": 300}', "-n", "300")
 
 
@@ -23,28 +23,28 @@ def started(cli: Cli, *options: str) -> subprocess.Popen[str]:
 
 def test_ctrl_c_keeps_rows_and_prints_a_partial_summary(cli: Cli) -> None:
     process = started(cli, *MIXED, "-r", "1", "-c", "2", "-s", "-A")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not sum(len(file.read_bytes()) for file in cli.folder.glob("outputs/evals/*/*/results.jsonl")):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "of 300 rollouts were run" in out
     assert "ex 0: 1.00" in out
     [file] = cli.folder.glob("outputs/evals/*/*/results.jsonl")
     assert json.loads(file.read_text().splitlines()[0])["reward"] == 1.0
     assert json.loads(file.with_name("metadata.json").read_text())["num_rollouts"] >= 1
-    cli.wait_all_gone(1)
+    cli.wait_all_gone()
 
 
 @pytest.mark.parametrize("place", [(), ("--disable-env-server",)])
 def test_ctrl_c_ends_everything(cli: Cli, place: tuple[str, ...]) -> None:
     process = started(cli, *SLOW, *place)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     assert process.returncode == 130
-    cli.wait_all_gone(1)
+    cli.wait_all_gone()
 
 
 def test_a_second_ctrl_c_forces(cli: Cli) -> None:
@@ -54,9 +54,9 @@ def test_a_second_ctrl_c_forces(cli: Cli) -> None:
     process.send_signal(signal.SIGINT)
     wait_for_line(process, "stopping the servers", stream="stderr")
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     assert process.returncode == 130
-    cli.wait_all_gone(2)
+    cli.wait_all_gone()
 
 
 def test_killing_the_command_leaves_no_server_and_no_bus(cli: Cli) -> None:
@@ -64,7 +64,7 @@ def test_killing_the_command_leaves_no_server_and_no_bus(cli: Cli) -> None:
     assert len(cli.processes()) >= 3, "the command, a server and a bus"
     process.kill()
     process.communicate()
-    cli.wait_all_gone(5)
+    cli.wait_all_gone()
 
 
 def test_a_server_that_dies_in_the_run_is_told(cli: Cli) -> None:
@@ -72,11 +72,11 @@ def test_a_server_that_dies_in_the_run_is_told(cli: Cli) -> None:
     for server in cli.processes():
         if "serve" in server.cmdline():
             server.kill()
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "signal SIGKILL" in err
     assert "is ready" in err, "the end of its log is quoted"
-    cli.wait_all_gone(1)
+    cli.wait_all_gone()
 
 
 def test_no_secret_is_in_any_command_line(cli: Cli) -> None:
@@ -85,7 +85,7 @@ def test_no_secret_is_in_any_command_line(cli: Cli) -> None:
     process = started_with_key(cli, options)
     lines = [Path(f"/proc/{each.pid}/cmdline").read_bytes() for each in cli.processes() if each.pid != process.pid]
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     serving = [line for line in lines if b"serve" in line.split(b"\0")]
     assert len(serving) == 1
     assert b"MY_KEY=http://127.0.0.1:9" in serving[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -27,8 +28,10 @@ class Owner:
         self.servers = set(servers)
         self.ends: asyncio.Queue[Packed | EnvbusError] = asyncio.Queue()
         self.nobody: list[str] = []
+        self.on_end: Callable[[], None] = lambda: None
 
     def end(self, job_id: str, outcome: Packed | EnvbusError, served_by: str | None) -> None:
+        self.on_end()
         self.ends.put_nowait(outcome)
 
     def nobody_answers(self, server: str) -> None:
@@ -99,6 +102,39 @@ async def test_a_collection_that_is_out_of_date_does_not_disturb_the_next() -> N
         assert (job.collecting_from, job.failed_collections, owner.nobody) == ("b", 0, [])
         pulls.ways["b"].set_result(pack_body(b"result"))
         assert cast(Packed, await owner.ends.get()).data == b"result"
+        await tasks.close()
+
+
+async def test_a_collector_that_waits_for_room_ends_with_its_job() -> None:
+    """Its caller gave up: it must neither hold its place before others, nor fetch what nobody wants."""
+    tasks, pulls, job = TaskSet("test"), Pulls(), a_job()
+    large = make(Owner("a", "b"), pulls, tasks)
+    async with asyncio.timeout(WAIT_S):
+        for server in ("a", "b"):
+            large.collect(job, server, None)
+            job.forget_attempt()
+        await asyncio.sleep(0)
+        large.over(job.job)
+        while len(tasks):  # noqa: ASYNC110 - the ends of the tasks are what is waited for
+            await asyncio.sleep(0)
+        assert [way.cancelled() for way in pulls.ways.values()] == [True, True]
+        assert large._collectors == {}
+        large.over(job.job)
+        await tasks.close()
+
+
+async def test_the_collector_that_ends_its_job_is_not_cancelled_for_it() -> None:
+    tasks, owner, pulls, job = TaskSet("test"), Owner("a"), Pulls(), a_job()
+    large = make(owner, pulls, tasks)
+    async with asyncio.timeout(WAIT_S):
+        large.collect(job, "a", None)
+        ((task,),) = large._collectors.values()
+        owner.on_end = lambda: large.over(job.job)
+        await asyncio.sleep(0)
+        pulls.ways["a"].set_result(pack_body(b"result"))
+        assert cast(Packed, await owner.ends.get()).data == b"result"
+        await asyncio.wait([task])
+        assert not task.cancelled()
         await tasks.close()
 
 

@@ -114,7 +114,7 @@ async def test_clients_hear_of_an_end_at_once(fleet: Fleet) -> None:
     assert note.server == first[0].server
     assert (note.facts["pid"], note.facts["exit"]) == (first[0].pid, "signal SIGKILL")
     assert 0 <= note.facts["in_flight"] <= 2, "as its last heartbeat said"
-    assert f" pid={first[0].pid} in_flight=" in note.line.splitlines()[0]
+    assert f" [pid={first[0].pid} in_flight=" in note.line.splitlines()[0]
 
 
 async def test_two_controllers_share_a_bus_and_an_env(make_fleet: Callable[..., Fleet]) -> None:

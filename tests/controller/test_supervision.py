@@ -31,6 +31,12 @@ def test_the_restart_delay_grows_to_a_limit_with_jitter(random: float, delays_s:
     assert seen == delays_s
 
 
+def test_when_the_next_one_comes_is_said_before_the_log() -> None:
+    host = Host(replicas=1).start().all_ready()
+    host.end("s0", "signal SIGKILL\n    the end of its log")
+    assert "place 0: server s0 ended: signal SIGKILL (next try in 1.0 s)\n    the end of its log" in host.notes
+
+
 def test_a_healthy_period_restores_the_delay() -> None:
     host = Host(replicas=1).start()
     for _ in range(4):

@@ -22,8 +22,8 @@ from doc_pages import Block
 from envbus import NATSEnvServer
 
 NATS_IN_DOCS = "nats://127.0.0.1:4222"
-TIMEOUT_S = 60
-STOP_S = 15
+TIMEOUT_S = 200
+STOP_S = 45
 
 
 async def follow(block: Block, folder: Path, namespace: dict[str, Any], nats_url: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envbus.environments import Environment, Rubric, State, cleanup, stages, stop, teardown
+from envbus.environments import Environment, Rubric, State, cleanup, running, stop, teardown
 from envbus.errors import InfraError, UsageError
 from envbus.types import RolloutInput
 
@@ -197,7 +197,7 @@ async def test_a_second_cancel_does_not_cut_cleanup_short() -> None:
 
 
 async def test_cleanup_that_hangs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "CLEANUP_LIMIT_S", 0.05)
+    monkeypatch.setattr(running, "CLEANUP_LIMIT_S", 0.05)
 
     class HangingEnv(ScriptedEnv):
         @cleanup

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 import subprocess
@@ -14,6 +15,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent / "cli"))
 
 from cli_process import ENVS, QUICK, Cli, Ended, wait_for_line
+
+from envbus.controller.operator import RATE_LISTEN_S, Operator
 
 
 @dataclass
@@ -61,14 +64,19 @@ class Site:
         for process in self.started:
             process.terminate()
         for process in self.started:
-            process.communicate(timeout=20)
+            process.communicate(timeout=60)
         self.cli.kill_all()
 
     def until(self, condition: Any, *, limit_s: float) -> dict[str, Any]:
-        """Run ``envbus ls`` until what it shows fulfils a condition; returns that."""
-        deadline = time.monotonic() + limit_s
-        while True:
-            view: dict[str, Any] = self.json("ls")
-            if condition(view):
-                return view
-            assert time.monotonic() < deadline, view
+        """Watch the fleet until what ``envbus ls --json`` would show fulfils a condition; returns that."""
+        return asyncio.run(self._until(condition, limit_s))
+
+    async def _until(self, condition: Any, limit_s: float) -> dict[str, Any]:
+        async with Operator(self.url, prefix=self.prefix) as operator:
+            deadline = time.monotonic() + limit_s
+            while True:
+                view: dict[str, Any] = (await operator.survey(listen_s=RATE_LISTEN_S)).as_json()
+                if condition(view):
+                    return view
+                assert time.monotonic() < deadline, view
+                await asyncio.sleep(0.1)

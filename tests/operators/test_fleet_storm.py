@@ -116,7 +116,7 @@ def test_every_rollout_ends_once_whatever_happens_to_the_fleet(site: Site, tmp_p
     file = tmp_path / "fleet.toml"
     file.write_text(FLEET.format(logs=tmp_path / "logs") + envs)
     controller = site.start("up", str(file), until="runs; logs")
-    site.until(lambda view: ready("a", 3)(view) and ready("b", 3)(view), limit_s=30)
+    site.until(lambda view: ready("a", 3)(view) and ready("b", 3)(view), limit_s=90)
     evals = {name: vf_eval(site, name, tmp_path) for name in ("a", "b")}
     site.started += evals.values()
     killer = Killer(site)
@@ -131,7 +131,7 @@ def test_every_rollout_ends_once_whatever_happens_to_the_fleet(site: Site, tmp_p
             look(site, killer)
     finally:
         killer.join()
-    site.until(lambda view: ready("a", 2)(view) and ready("b", 3)(view), limit_s=20)
+    site.until(lambda view: ready("a", 2)(view) and ready("b", 3)(view), limit_s=90)
     assert len(list(servers_of(site))) == 5
     for name, process in evals.items():
         assert process.wait(90) == 0, (tmp_path / f"{name}.txt").read_text()

@@ -116,32 +116,36 @@ def test_logs_follow_until_the_server_has_ended(site: Site, tmp_path: Path) -> N
     assert site.run("call", "probe", "--demo-model").code == 0
     server.terminate()
     wait_for_line(follow, "the server has ended", stream="stderr")
-    assert follow.wait(10) == 0
+    assert follow.wait(60) == 0
     interrupted = site.serve("probe-env", "--name", "other", "--log-file", str(tmp_path / "other.log"))
     follow = site.start("logs", "other", "-f", until="is ready")
     follow.send_signal(signal.SIGINT)
-    assert follow.wait(10) == 0
+    assert follow.wait(60) == 0
     assert interrupted.poll() is None
 
 
-def test_drain_waits_shows_what_is_left_and_ends_the_server(site: Site) -> None:
+def test_drain_waits_shows_what_is_left_and_ends_the_server(site: Site, tmp_path: Path) -> None:
     """P19: a drained server takes no new calls, and the results of those it has are delivered."""
-    server = site.serve("probe-env", "--name", "probe", "-a", '{"delay_s": 8}')
+    hold = tmp_path / "hold"
+    hold.touch()
+    server = site.serve("probe-env", "--name", "probe", "-a", json.dumps({"hold_while": str(hold)}))
     run = site.start(
         "eval", "probe-env", "--name", "probe", "--address", site.url, "--demo-model", "-n", "2", "-r", "1", "--json",
         until="to run", stream="stderr",
     )  # fmt: skip
+    site.until(lambda view: view["totals"]["in_flight"] == 2, limit_s=60)
     early = site.run("drain", "probe", "--timeout", "0")
     assert early.code == 1
     found = re.search(r"still there: (\w{32})", early.out)
     assert found, early.out
-    drained = site.run("drain", found[1][:6])
-    assert drained.code == 0, drained.err
-    assert "2 rollouts in flight" in early.out + drained.out
-    assert "1 server has ended" in drained.out
-    server.communicate(timeout=5)
+    drain = site.start("drain", found[1][:6], until="2 rollouts in flight")
+    hold.unlink()
+    out, err = drain.communicate(timeout=60)
+    assert drain.returncode == 0, err
+    assert "1 server has ended" in out
+    server.communicate(timeout=30)
     assert server.returncode == 0
-    out, _ = run.communicate(timeout=20)
+    out, _ = run.communicate(timeout=60)
     assert json.loads(out)["num_failed"] == 0
 
 
@@ -149,7 +153,7 @@ def test_stop_all(site: Site) -> None:
     servers = [site.serve("probe-env", "--name", f"probe-{number}") for number in range(2)]
     assert site.json("stop", "--all") == {"ended": 2, "left": []}
     for server in servers:
-        server.communicate(timeout=5)
+        server.communicate(timeout=30)
         assert server.returncode == 0
 
 

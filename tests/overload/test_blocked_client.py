@@ -65,6 +65,8 @@ async def test_calls_that_are_given_up_make_room(stage: Stage) -> None:
         assert await asyncio.wait_for(size_of_result(client, 2 * MB), 10) == 2 * MB
         await settled(client)
         await becomes(lambda: len(undelivered(client)) == 0)
+        assert client._session is not None
+        assert client._session._large._collectors == {}
     await stage.idle()
 
 

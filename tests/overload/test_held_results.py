@@ -100,15 +100,18 @@ async def test_a_client_that_never_says_done_gets_all_its_results_and_blocks_nob
 
 
 async def test_inputs_that_come_and_run_have_a_budget_too(stage: Stage) -> None:
-    """P33: memory of all parts of all clients together."""
+    """P33: memory of all parts of all clients together, and half of it for each."""
     stage.launch(max_concurrent=4, settings=CALM | {"hold_inputs_bytes": 3 * MB})
     await stage.ready()
     parts = Parts(size=2 * MB, parts=4, part_bytes=MB // 2, checksum=0, raw_size=2 * MB)
-    async with RawClient.connect(stage) as stuck, stage.client() as other, stage.beats() as beats:
-        first, second = await stuck.take(None, upload=parts), await stuck.take(None, upload=parts)
+    raw = RawClient.connect(stage)
+    async with raw as stuck, RawClient.connect(stage) as second, stage.client() as other, stage.beats() as beats:
+        first = await stuck.take(None, upload=parts)
         assert first is not None
-        assert second is not None
         assert await stuck.take(None, upload=parts) is None
+        assert (await asyncio.wait_for(run(other, do()), 20))["reward"] == 1.0
+        while await second.take(None, upload=parts) is None:  # noqa: ASYNC110 - until its place is free again
+            await asyncio.sleep(0.02)
         (beat,) = await beats.until(lambda now: all(beat.short_of_memory for beat in now))
         assert (beat.state, beat.in_flight) == ("full", 2)
         waiting = asyncio.create_task(run(other, do()))

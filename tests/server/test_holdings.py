@@ -48,6 +48,13 @@ def test_many_small_outcomes_are_too_many_too() -> None:
     assert held.is_full
 
 
+def test_who_was_heavy_is_told_as_of_then() -> None:
+    held = holding(a=500)
+    heavy = held.heavy_clients
+    held.drop("a")
+    assert (heavy, held.heavy_clients) == ({"a"}, set())
+
+
 def test_what_is_put_in_place_of_an_outcome_is_counted_alone() -> None:
     held = holding(a=600)
     held.put("a", "a", size_bytes=7, is_failure=True, now=5.0)

@@ -13,7 +13,7 @@ import pytest
 from envbus.bus.address import resolve_bus_options
 from envbus.bus.codec import encode
 from envbus.bus.connection import Connection
-from envbus.bus.messages import Accepted, Failure, Fetch, Run, WireMessage, pack, parse
+from envbus.bus.messages import Accepted, Failure, Fetch, Grant, Run, Wait, WireMessage, pack, parse
 from envbus.bus.subjects import Subjects
 from envbus.bus.transfer import pack_body
 from envbus.errors import ResultLostError
@@ -97,6 +97,50 @@ async def test_an_outcome_that_cannot_be_told_is_a_failure_and_frees_its_slot(
 
 async def ask(connection: Connection, subjects: Subjects, message: WireMessage) -> WireMessage:
     return parse(await connection.request(subjects.server("server"), pack(message), timeout_s=WAIT_S))
+
+
+@pytest.mark.parametrize("is_pushed", [True, False], ids=["pushed", "granted"])
+async def test_a_job_that_cannot_be_begun_is_answered_and_leaves_nothing(
+    nats_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch, is_pushed: bool
+) -> None:
+    """P04: its slot is free, what the slots say is done, and the same job may come again."""
+    runner, answers = Started(), asyncio.Queue[bytes]()
+    async with asyncio.timeout(WAIT_S), receiving(nats_url, prefix, runner) as (reception, connection, subjects):
+        token = connection.inbox.route(lambda message: answers.put_nowait(message.data))
+        inbox = connection.inbox.reply_subject(token)
+        run = Run(job="job", attempt=1, client="client", call="rollout", size=1, body=b"", start_by=time.time() + 60)
+        subject = subjects.rollout
+        if not is_pushed:
+            await connection.publish(subjects.wait, pack(Wait(client="client", n=1, priority=0)), reply=inbox)
+            while not isinstance(granted := parse(await answers.get()), Grant):
+                pass
+            run, subject = run.model_copy(update={"grant": granted.grant}), subjects.server("server")
+        with monkeypatch.context() as broken:
+            broken.setattr(runner, "start", BROKEN)
+            await connection.publish(subject, pack(run), reply=inbox)
+            assert isinstance(parse(await answers.get()), Accepted)
+            assert b"TypeError" in await answers.get()
+        assert (reception.slots.in_flight, len(reception.jobs), reception.slots.free) == (0, 0, 0)
+        while runner.jobs.empty():  # until the credit is open again
+            await connection.publish(subjects.rollout, pack(run), reply=inbox)
+            await answers.get()
+        connection.inbox.unroute(token)
+
+
+async def test_credits_that_cannot_be_withdrawn_come_back(
+    nats_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """P04: who waits gets the slot all the same."""
+    answers = asyncio.Queue[bytes]()
+    async with asyncio.timeout(WAIT_S), receiving(nats_url, prefix, Started()) as (reception, connection, subjects):
+        monkeypatch.setattr(reception._credits, "withdraw", BROKEN)
+        token = connection.inbox.route(lambda message: answers.put_nowait(message.data))
+        inbox = connection.inbox.reply_subject(token)
+        await connection.publish(subjects.wait, pack(Wait(client="client", n=1, priority=0)), reply=inbox)
+        while not isinstance(parse(await answers.get()), Grant):
+            pass
+        connection.inbox.unroute(token)
+    assert "the queue group was not left in order" in caplog.text
 
 
 async def test_a_heartbeat_that_cannot_be_made_does_not_end_the_others(

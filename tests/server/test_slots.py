@@ -289,9 +289,9 @@ def test_inputs_have_a_budget() -> None:
     """P33: the sum of what runs and comes in; one more may start while it is under the budget."""
     slots = Slots(4, grant_ttl_s=GRANT_TTL_S, wait_ttl_s=WAIT_TTL_S, max_inputs_bytes=100)
     slots.open()
-    assert slots.push("1", 1, 0.0, input_bytes=99)[0] is True
-    assert slots.push("2", 1, 0.0, input_bytes=99) == (True, [WithdrawCredits()])
-    assert slots.push("3", 1, 0.0, input_bytes=1)[0] is False
+    assert slots.push("1", 1, 0.0, client="a", input_bytes=99)[0] is True
+    assert slots.push("2", 1, 0.0, client="b", input_bytes=99) == (True, [WithdrawCredits()])
+    assert slots.push("3", 1, 0.0, client="c", input_bytes=1)[0] is False
     slots.credits_gone(0.0)
     assert (slots.inputs_bytes, slots.is_short_of_memory) == (198, True)
     assert slots.release("1", 0.0) == [AddCredits(3)]
@@ -299,11 +299,27 @@ def test_inputs_have_a_budget() -> None:
     assert (slots.inputs_bytes, slots.in_flight) == (99, 1)
 
 
+def test_a_client_whose_inputs_take_half_of_their_memory_is_held_back_alone() -> None:
+    """P33: eight uploads that are announced and never come must not refuse everybody else."""
+    slots = Slots(64, grant_ttl_s=GRANT_TTL_S, wait_ttl_s=WAIT_TTL_S, max_inputs_bytes=2 * 2**30)
+    slots.open()
+    uploads = [slots.push(str(n), 1, 0.0, client="greedy", input_bytes=2**28 + 128)[0] for n in range(8)]
+    assert uploads == [True] * 4 + [False] * 4
+    assert not slots.is_short_of_memory
+    assert slots.push("ours", 1, 0.0, client="other", input_bytes=2**28)[0] is True
+    assert grants(wait(slots, "greedy", 4) + slots.credits_gone(0.0)) == []
+    assert slots.credits > 0, "credits stay open while only those wait that are held back"
+    assert [grant.client for grant in grants(slots.release("0", 0.0))] == ["greedy"], "its turn has come"
+    for job in ("1", "2", "3", "ours"):
+        slots.release(job, 0.0)
+    assert (slots.inputs_bytes, slots._inputs, slots._heavy) == (0, {}, set())
+
+
 class SlotsMachine(RuleBasedStateMachine):
     """Random events, with nats-server's side of the credits modelled."""
 
     CLIENTS = st.sampled_from(["a", "b", "c"])
-    INPUTS = st.sampled_from([0, 10, 150])
+    INPUTS = st.sampled_from([0, 10, 40, 150])
 
     def __init__(self) -> None:
         super().__init__()
@@ -311,8 +327,9 @@ class SlotsMachine(RuleBasedStateMachine):
         self.slots = Slots(self.capacity, grant_ttl_s=GRANT_TTL_S, wait_ttl_s=WAIT_TTL_S, max_inputs_bytes=100)
         self.now = 100.0
         self.is_full = False
-        self.held_back: frozenset[str] = frozenset()
+        self.slow: frozenset[str] = frozenset()
         self.inputs: dict[str, int] = {}
+        self.owners: dict[str, str] = {}
         self.credits = 0
         self.withdrawing = False
         self.open = True
@@ -347,6 +364,13 @@ class SlotsMachine(RuleBasedStateMachine):
         return self.is_full or sum(self.inputs.values()) >= 100
 
     @property
+    def held_back(self) -> frozenset[str]:
+        shares = Counter[str]()
+        for job, size_bytes in self.inputs.items():
+            shares[self.owners[job]] += size_bytes
+        return self.slow | {client for client, size_bytes in shares.items() if size_bytes >= 50}
+
+    @property
     def somebody_waits(self) -> bool:
         return self.slots.line.has_turn(without=self.held_back)
 
@@ -356,7 +380,7 @@ class SlotsMachine(RuleBasedStateMachine):
             assert self.open
             assert not self.is_short
             assert client not in self.held_back
-            self.inputs[job] = taken
+            self.inputs[job], self.owners[job] = taken, client
             assert sum(self.running.values()) < self.capacity, "a job starts only on a free slot"
             self.running[job] = size
         self.obey(instructions)
@@ -371,7 +395,7 @@ class SlotsMachine(RuleBasedStateMachine):
 
     @rule(is_full=st.booleans(), clients=st.frozensets(CLIENTS, max_size=2))
     def hold_back(self, is_full: bool, clients: frozenset[str]) -> None:
-        self.is_full, self.held_back = is_full, clients
+        self.is_full, self.slow = is_full, clients
         self.obey(self.slots.hold_back(is_full=is_full, clients=clients, now=self.now))
 
     @precondition(lambda self: self.credits > 0)
@@ -471,7 +495,7 @@ class SlotsMachine(RuleBasedStateMachine):
             del self.inputs[job]
             self.obey(self.slots.release(job, self.now))
         self.running.clear()
-        self.is_full, self.held_back = False, frozenset()
+        self.is_full, self.slow = False, frozenset()
         self.obey(hold_back(self.slots))
         self.obey(self.slots.tick(self.now + 100))
         self.lost_subscription()

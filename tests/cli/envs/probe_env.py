@@ -21,17 +21,22 @@ pools: list[Executor] = []
 
 class ProbeEnv(SingleTurnEnv):
     delay_s = 0.0
+    hold_while = ""
     teardown_s = 0.0
 
     async def setup_state(self, state: Any) -> None:
         await asyncio.sleep(self.delay_s)
+        while self.hold_while and Path(self.hold_while).exists():  # noqa: ASYNC110, ASYNC240
+            await asyncio.sleep(0.05)
 
     @teardown
     def linger(self) -> None:
         time.sleep(self.teardown_s)
 
 
-def load_environment(mode: str = "ok", delay_s: float = 0.0, fail_while: str = "", size: int = 3) -> ProbeEnv:
+def load_environment(
+    mode: str = "ok", delay_s: float = 0.0, fail_while: str = "", hold_while: str = "", size: int = 3
+) -> ProbeEnv:
     print("probe env prints", flush=True)
     logging.getLogger("envbus.probe").warning("probe env logs")
     _misbehave(mode, delay_s)
@@ -43,6 +48,7 @@ def load_environment(mode: str = "ok", delay_s: float = 0.0, fail_while: str = "
 
     rows = [dict(ROWS[index % 3]) for index in range(size)]
     env = ProbeEnv(dataset=rows, rubric=Rubric(funcs=[score]))
+    env.hold_while = hold_while
     env.delay_s = delay_s if mode != "slow_load" else 0.0
     env.teardown_s = 60.0 if mode == "slow_teardown" else 0.0
     return env
@@ -63,4 +69,4 @@ def _misbehave(mode: str, delay_s: float) -> None:
     if mode == "stuck_pool":
         pools[:] = [ThreadPoolExecutor(1), ProcessPoolExecutor(1)]
         pools[0].submit(threading.Event().wait)
-        pools[1].submit(time.sleep, 60)
+        pools[1].submit(time.sleep, 600)
