@@ -19,6 +19,8 @@ CHECK_CHUNK = 5_000
 """Jobs asked about in one message; less where max_payload is small."""
 JOB_BYTES = 40
 """What a job's id takes in a check or its answer."""
+PROGRESS_BYTES = 70
+"""What its progress takes beside that."""
 
 
 class Checks:
@@ -27,6 +29,7 @@ class Checks:
     Args:
         holders: Returns the jobs that each server holds.
         suspects: Returns servers to ask again at once.
+        progress: Returns how much of a job's progress is here from a server; None: it has none.
         on_status: Gets ``(server, status)`` of an answer.
         on_nobody: Gets a server that NATS does not know (503).
         on_ended: Gets a server that a controller saw end.
@@ -41,6 +44,7 @@ class Checks:
         interval_s: float,
         holders: Callable[[], Mapping[str, Sequence[str]]],
         suspects: Callable[[], Collection[str]],
+        progress: Callable[[str, str], tuple[int, int, int] | None],
         on_status: Callable[[str, Status], None],
         on_nobody: Callable[[str], None],
         on_ended: Callable[[str], None],
@@ -52,11 +56,13 @@ class Checks:
         self._interval_s = interval_s
         self._holders = holders
         self._suspects = suspects
+        self._progress = progress
         self._on_status = on_status
         self._on_nobody = on_nobody
         self._on_ended = on_ended
         self._tasks = tasks
         self._under_way: set[str] = set()
+        self._urgent: set[str] = set()
         self._last_at = 0.0
         self._news: Subscription | None = None
 
@@ -73,13 +79,18 @@ class Checks:
         """Check with the next tick, as after an outage."""
         self._last_at = 0.0
 
+    def hurry_with(self, server: str) -> None:
+        """Check this server with the next tick: it has something that is missing here."""
+        self._urgent.add(server)
+
     def tick(self, now: float) -> None:
         """Check every server whose turn it is, and the suspects always, unless the last check is still unanswered."""
         if is_round := now - self._last_at >= self._interval_s:
             self._last_at = now
-        suspects = self._suspects()
+        suspects = {*self._suspects(), *self._urgent}
         if not is_round and not suspects:
             return
+        self._urgent &= self._under_way
         for server, jobs in self._holders().items():
             if (is_round or server in suspects) and server not in self._under_way:
                 self._under_way.add(server)
@@ -87,14 +98,19 @@ class Checks:
 
     async def _check_all(self, server: str, jobs: Sequence[str]) -> None:
         try:
-            chunk = max(1, min(CHECK_CHUNK, self._connection.max_payload // JOB_BYTES - 10))
+            chunk = max(1, min(CHECK_CHUNK, self._connection.max_payload // self._job_bytes(server, jobs) - 10))
             for start in range(0, len(jobs), chunk):
                 await self._check(server, jobs[start : start + chunk])
         finally:
             self._under_way.discard(server)
 
+    def _job_bytes(self, server: str, jobs: Sequence[str]) -> int:
+        has_progress = any(self._progress(job_id, server) is not None for job_id in jobs)
+        return JOB_BYTES + PROGRESS_BYTES if has_progress else JOB_BYTES
+
     async def _check(self, server: str, jobs: Sequence[str]) -> None:
-        message = pack(Check(client=self._client_id, jobs=list(jobs)))
+        here = [(job_id, *known) for job_id in jobs if (known := self._progress(job_id, server)) is not None]
+        message = pack(Check(client=self._client_id, jobs=list(jobs), progress=here or None))
         try:
             data = await self._connection.request(self._subjects.server(server), message, timeout_s=PROBE_TIMEOUT_S)
             status = parse_as(data, Status)

@@ -13,7 +13,7 @@ from typing import Any
 
 from envbus.bus.connection import Connection
 from envbus.bus.inbox import is_closed_notice, is_no_responders
-from envbus.bus.messages import Accepted, Announce, Result, parse
+from envbus.bus.messages import Accepted, Announce, Progress, Result, parse
 from envbus.errors import EnvbusError
 
 log = logging.getLogger("envbus.client")
@@ -65,9 +65,9 @@ class LateReplies:
             except EnvbusError as error:
                 log.warning("a late reply for job %s was dropped: %s", job_id, error)
                 return
-            if isinstance(answer, Accepted | Announce | Result):
+            if isinstance(answer, Accepted | Announce | Progress | Result):
                 self._stop(answer.server, job_id)
-            if isinstance(answer, Announce | Result):
+            if isinstance(answer, Announce | Progress | Result):
                 return  # not the answer to a send, which is still to come
         self._sends[job_id] -= 1
         if self._sends[job_id] <= 0:

@@ -29,6 +29,7 @@ from envbus.bus.messages import (
     Ok,
     Parts,
     Pass,
+    Progress,
     Result,
     Run,
     Status,
@@ -47,9 +48,11 @@ from envbus.client.checks import Checks
 from envbus.client.client_job import ClientJob
 from envbus.client.clocks import Clocks
 from envbus.client.dispatch import Dispatch, PassGrant, Push, SayWaiting, UseGrant
+from envbus.client.following import Following
 from envbus.client.large_bodies import LargeBodies
 from envbus.client.late import LateReplies
 from envbus.client.patience import Patience
+from envbus.client.progress import Report
 from envbus.client.receipts import Receipts
 from envbus.client.suspects import Suspects
 from envbus.client.transfers import Transfers
@@ -125,10 +128,19 @@ class Session:
             interval_s=settings.check_interval_s,
             holders=self._attempts.holders,
             suspects=self._suspects.servers,
+            progress=lambda job_id, server: self._following.here(job_id, server),
             on_status=self._on_status,
             on_nobody=self.nobody_answers,
             on_ended=self._suspects.ended,
             tasks=self._tasks,
+        )
+        self._following = Following(
+            self,
+            self._jobs,
+            client_id=client_id,
+            is_held_by=self._attempts.is_held_by,
+            tell=self._tell,
+            hurry=self._checks.hurry_with,
         )
         self._receipts = Receipts(connection, subjects, client_id=client_id, tasks=self._tasks)
         self._closed = False
@@ -151,6 +163,10 @@ class Session:
         self._attempts.start(job.job)
         self._connection.inbox.route(self._on_job_reply(job.job), token=job.job)
         self._dispatch_all(self._dispatch.submit(job.job, _now()))
+
+    def taken(self, job_id: str, report: Report) -> None:
+        """The caller has taken a report of a job's progress."""
+        self._following.taken(job_id, report)
 
     def leave(self, job_id: str) -> None:
         """The caller has the outcome, or waits no more: then the job is given up, and its server is told."""
@@ -193,10 +209,12 @@ class Session:
     # ---- ends
 
     def end(self, job_id: str, outcome: Packed | EnvbusError, served_by: str | None) -> None:
-        """End a job and tell its caller. Harmless for a job that has ended."""
+        """End a job and tell its caller, once all progress before that is here. Harmless for a job that has ended."""
         job = self._jobs.get(job_id)
         if job is None:
             self._large.taken(job_id)
+            return
+        if served_by is not None and self._following.holds_back(job, outcome, served_by):
             return
         self._forget(job_id, served_by)
         job.ending(outcome)
@@ -247,6 +265,7 @@ class Session:
             encoding=job.body.encoding if parts is None else "",
             body=job.body.data if parts is None else None,
             upload=parts,
+            progress=True if job.reporting is not None else None,
         )
         subject = self._subjects.rollout if server is None else self._subjects.server(server)
         self._send(subject, run, job_id)
@@ -295,9 +314,15 @@ class Session:
             case Busy():
                 self._jobs[job_id].unanswered -= 1
                 self._dispatch_all(self._dispatch.refused(job_id, _now()))
-            case Result(server=server, encoding=encoding, body=body):
+            case Progress():
+                self._following.came(job_id, answer)
+            case Result(server=server, encoding=encoding, body=body, progress=total):
+                if total:
+                    self._jobs[job_id].progress.expect(server, total)
+                    self._on_accepted(job_id, server)  # else nobody would ask it for progress that is missing
                 self.end(job_id, Packed(body, encoding, unpacked_bytes(body, encoding)), server)
-            case Announce(server=server, parts=parts):
+            case Announce(server=server, parts=parts, progress=total):
+                self._jobs[job_id].progress.expect(server, total)
                 self._on_accepted(job_id, server)
                 self._collect(job_id, server, parts)
             case Failure():
@@ -318,6 +343,7 @@ class Session:
         elif not self._attempts.is_awaited_from(job_id, server):
             self.counts["late_failures"] += 1
         elif not (isinstance(error, LateRequestError) and self._goes_elsewhere(job_id, server)):
+            self._jobs[job_id].progress.expect(server, failure.progress)
             self.end(job_id, error, server or None)
 
     def _goes_elsewhere(self, job_id: str, server: str) -> bool:
@@ -332,7 +358,8 @@ class Session:
         return True
 
     def _collect(self, job_id: str, server: str, parts: Parts | None) -> None:
-        if (job := self._jobs.get(job_id)) is not None:
+        job = self._jobs.get(job_id)
+        if job is not None and not self._following.is_waiting_for(job, server):
             self._large.collect(job, server, parts)
 
     # ---- following accepted jobs
@@ -343,7 +370,7 @@ class Session:
                 case Resend(job=job_id, reason=reason):
                     self.counts["resent"] += 1
                     log.warning("job %s is sent again: %s", job_id, reason)
-                    self._jobs[job_id].forget_attempt()
+                    self._forget_attempt(self._jobs[job_id])
                     self._dispatch_all(self._dispatch.resend(job_id, _now()))
                 case Collect(job=job_id, server=server):
                     self._collect(job_id, server, None)
@@ -352,6 +379,11 @@ class Session:
                 case Lost(job=job_id, attempts=attempts, reason=reason):
                     text = f"env {self._subjects.env}: lost {attempts} servers under one job: {reason}"
                     self.end(job_id, ServerLostError(text), None)
+
+    def _forget_attempt(self, job: ClientJob) -> None:
+        if job.held is not None:
+            self._large.taken(job.job)
+        job.forget_attempt()
 
     def is_awaited_from(self, job_id: str, server: str) -> bool:
         """Whether this server's word on the job still counts."""
@@ -370,6 +402,7 @@ class Session:
 
     def _on_status(self, server: str, status: Status) -> None:
         self._suspects.heard(server, status.node, _now())
+        self._following.totals(server, status)
         self._follow_all(self._attempts.status(server, done=status.done, unknown=status.unknown, now=_now()))
         for failure in status.failed:
             if failure.job is not None:
@@ -406,6 +439,7 @@ class Session:
         self._dispatch_all(self._dispatch.tick(now))
         self._follow_all(self._attempts.tick(now))
         self._suspects.keep_only(self._attempts.servers())
+        self._following.tick()
         self._checks.tick(now)
         self._cancels.tick(now)
         self._patience.tick(now)
