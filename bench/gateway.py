@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -65,8 +67,9 @@ async def main() -> None:
     env_id, connect, stock = (
         ("instant-taskset", taskset, STOCK_TASKSET) if is_new else ("instant-classic", classic, STOCK_CLASSIC)
     )
-    stock_address = f"ipc:///tmp/envbus-bench-{os.getpid()}"
     async with EmbeddedNats() as nats:
+        folder = tempfile.mkdtemp()
+        stock_address = f"ipc://{folder}/stock"
         serve = ["-m", "envbus", "serve", env_id, "--address", nats.url, "--max-concurrent", "1024"]
         gateway = ["-m", "envbus", "gateway", "--address", nats.url, "--listen", "tcp://127.0.0.1:0", "--env", env_id]
         processes = [
@@ -83,6 +86,7 @@ async def main() -> None:
                 process.wait()
             if processes[2].stdout is not None:
                 processes[2].stdout.close()
+            shutil.rmtree(folder)
 
 
 async def measure(ours: tuple[Any, Call], theirs: tuple[Any, Call]) -> None:

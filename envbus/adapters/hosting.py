@@ -15,7 +15,6 @@ from typing import Any
 from envbus.adapters.verifiers.classic import ClassicHost, is_classic
 from envbus.environments.loader import load_with
 
-
 _TASKSET = ("verifiers.v1.taskset", "Taskset")
 _TASKSETS_OF_THE_LIBRARY = "verifiers.v1.tasksets"
 
