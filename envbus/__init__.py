@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from envbus.logs import setup_logging
     from envbus.server import NATSEnvServer
     from envbus.settings import ClientSettings, ServerSettings
-    from envbus.types import ClientConfig, EndpointConfig, ErrorInfo, RolloutInput, RolloutOutput
+    from envbus.types import ClientConfig, EndpointConfig, ErrorInfo, RolloutInput, RolloutOutput, RolloutProgress
 
 __version__ = "0.1.0"
 
@@ -51,7 +51,7 @@ _HOMES = {
     "envbus.logs": ("setup_logging",),
     "envbus.server": ("NATSEnvServer",),
     "envbus.settings": ("ClientSettings", "ServerSettings"),
-    "envbus.types": ("ClientConfig", "EndpointConfig", "ErrorInfo", "RolloutInput", "RolloutOutput"),
+    "envbus.types": ("ClientConfig", "EndpointConfig", "ErrorInfo", "RolloutInput", "RolloutOutput", "RolloutProgress"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -69,6 +69,7 @@ __all__ = [
     "Parser",
     "RolloutInput",
     "RolloutOutput",
+    "RolloutProgress",
     "Rubric",
     "ServerSettings",
     "SingleTurnEnv",

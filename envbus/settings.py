@@ -24,6 +24,8 @@ INLINE_BYTES = 256 * KIB
 """A body up to this size rides on its message; a larger one goes in parts."""
 PART_BYTES = 512 * KIB
 """Size of one part of a larger body; less where the connection's max_payload is smaller."""
+MAX_REPORT_BYTES = 64 * MIB
+"""Of one progress report."""
 PROBE_TIMEOUT_S = 2.0
 """How long a request that only asks (check, info, fetch of a part) waits for its answer."""
 
@@ -127,6 +129,8 @@ class ServerSettings(_Settings):
     """A larger input is refused."""
     max_result_bytes: int = Field(1 * GIB, gt=0, le=MAX_BODY_BYTES)
     """A larger result ends in ResultTooLargeError at the client."""
+    progress_window_bytes: int = Field(1 * MIB, gt=0)
+    """Progress of one job that its caller has not taken; while it is used up, the environment's ``report`` waits."""
     grace_s: float = Field(30.0, ge=0)
     """How long a stop waits for running rollouts before it cancels them."""
     collect_grace_s: float = Field(5.0, ge=0)

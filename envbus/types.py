@@ -7,6 +7,7 @@ keys); only the client configuration is a validated model.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NotRequired, Protocol, TypedDict, runtime_checkable
 from urllib.parse import urlsplit
 
@@ -117,6 +118,23 @@ class RolloutOutput(TypedDict, total=False):
     tool_defs: list[dict[str, Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class RolloutProgress:
+    """What a rollout, or a group, told while it ran."""
+
+    attempt: int
+    """From 1; higher when the job was sent again, whose numbers then start at 1 anew."""
+    number: int
+    """1, 2, ... within the attempt: none is missing, none comes twice."""
+    data: dict[str, Any]
+    """What the environment reported. Multi-turn environments of envbus: ``example_id``, ``position`` (of the input in
+    its group, from 0), ``turn`` (from 1) and ``messages``: those that are new since the last turn."""
+
+
+OnProgress = Callable[[RolloutProgress], None]
+"""Called on the caller's event loop, in order, before the call returns. What it raises is logged."""
+
+
 class GenerateMetadata(TypedDict, total=False):
     """What a run was and how it went; saved as metadata.json."""
 
@@ -219,6 +237,19 @@ class ClientConfig(EndpointConfig):
     are then unused."""
     keep_order: bool = False
     """Use the first of endpoint_configs that is not down, instead of taking turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedClient:
+    """The client of an environment that calls models by itself (``wants_client_config``), and the word on others.
+
+    Attributes:
+        endpoint: Where the call's model is, not yet checked; None where the call named none.
+        check: Raises ModelKeyError or ModelAddressError for an endpoint that may not be called, or not with its key.
+    """
+
+    endpoint: EndpointConfig | None
+    check: Callable[[EndpointConfig], object]
 
 
 class RolloutRunner(Protocol):

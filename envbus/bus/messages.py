@@ -35,6 +35,11 @@ MAX_ENTRIES = 1_000
 """Of a map that is not bounded otherwise."""
 Counts = Annotated[dict[str, Int], Field(max_length=MAX_ENTRIES)]
 Texts = Annotated[dict[str, str], Field(max_length=MAX_ENTRIES)]
+ProgressHere = tuple[Id, Int, Count, Count]
+"""A job, its attempt, and the last number of its progress messages that its caller has taken, and that is here: all
+before it are, too."""
+ProgressTotal = tuple[Id, Count]
+"""A job, and how many progress messages it sent."""
 
 
 _KINDS: dict[str, type[WireMessage]] = {}
@@ -90,6 +95,8 @@ class Run(WireMessage):
     body: bytes | None = None
     """The call (see CallBody), or None when ``upload`` says that it comes in parts."""
     upload: Parts | None = None
+    progress: bool | None = None
+    """Send what the job reports while it runs."""
 
 
 class Part(WireMessage):
@@ -108,6 +115,8 @@ class Check(WireMessage):
     kind = "check"
     client: Id
     jobs: Ids
+    progress: Annotated[list[ProgressHere], Field(fail_fast=True)] | None = None
+    """How much of the progress of these jobs is here; of others with progress, none."""
 
 
 class Fetch(WireMessage):
@@ -133,6 +142,16 @@ class Done(WireMessage):
     kind = "done"
     client: Id
     jobs: Ids
+
+
+class Heard(WireMessage):
+    """The caller has taken a job's progress up to here: there is room for more."""
+
+    kind = "heard"
+    client: Id
+    job: Id
+    attempt: Int
+    seq: Count
 
 
 class Wait(WireMessage):
@@ -209,6 +228,8 @@ class Result(WireMessage):
     server: Id
     encoding: Encoding = ""
     body: bytes
+    progress: Count | None = None
+    """How many progress messages the job sent."""
 
 
 class Announce(WireMessage):
@@ -219,6 +240,26 @@ class Announce(WireMessage):
     attempt: Int
     server: Id
     parts: Parts
+    progress: Count | None = None
+    """How many progress messages the job sent."""
+
+
+class Progress(WireMessage):
+    """What a job reports while it runs, or a part of that."""
+
+    kind = "progress"
+    job: Id
+    attempt: Int
+    """The one that the server took the job with."""
+    server: Id
+    seq: int = Field(ge=1, le=INT64_MAX)
+    """1, 2, ... on this server."""
+    more: bool = False
+    """The report goes on in the next one."""
+    ask: bool = False
+    """Say at once when the caller has taken it."""
+    body: bytes
+    """A msgpack map, or a part of one."""
 
 
 class Failure(WireMessage):
@@ -233,6 +274,8 @@ class Failure(WireMessage):
     retryable: bool = False
     origin: str = ""
     causes: Annotated[list[tuple[str, str]], FailFast()] = []
+    progress: Count | None = None
+    """How many progress messages the job sent."""
 
     @property
     def sender(self) -> str | None:
@@ -252,6 +295,8 @@ class Status(WireMessage):
     done: Ids = []
     """To be fetched: ask for part 0, whose answer tells how many there are."""
     failed: Annotated[list[Failure], FailFast()] = []
+    progress: Annotated[list[ProgressTotal], Field(fail_fast=True)] | None = None
+    """How many progress messages each of ``done`` sent, where any were asked for."""
 
 
 class PartReply(WireMessage):
@@ -391,7 +436,7 @@ class Beat(WireMessage):
     received_bytes: Int = 0
     """Bytes of inputs, as they travelled."""
     sent_bytes: Int = 0
-    """Bytes of results, as they travelled."""
+    """Bytes of results and progress, as they travelled."""
     duration_counts: Annotated[list[Int], FailFast()] = []
     """Rollouts by duration: one count per bound of DURATION_BOUNDS_S, and one for what is over the last."""
     duration_sum_s: float = 0.0

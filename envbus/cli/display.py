@@ -20,10 +20,12 @@ from rich.text import Text
 
 from envbus.cli.formats import duration, failures, number, plural
 from envbus.evaluation import EvalCallbacks, RunningStats
-from envbus.types import GenerateMetadata, RolloutOutput
+from envbus.types import GenerateMetadata, RolloutOutput, RolloutProgress
 
 PLAIN_INTERVAL_S = 5.0
 _ROLLING = 50
+_SHOWN = 6
+"""Running rollouts whose turn is shown."""
 
 
 class EvalDisplay(EvalCallbacks):
@@ -41,6 +43,9 @@ class EvalDisplay(EvalCallbacks):
         self._console = console
         self._stats = RunningStats()
         self._recent: deque[float] = deque(maxlen=_ROLLING)
+        self.wants_progress = live
+        self._turns: dict[int, dict[int, tuple[str, int]]] = {}
+        """Of running rollouts: the position of a call, its members, each with its example and turn."""
         self._total = 0
         self._kept = 0
         self._status = ""
@@ -92,6 +97,15 @@ class EvalDisplay(EvalCallbacks):
             self._last_line = now
             self._print(self._progress_text())
 
+    def on_progress(self, position: int, progress: RolloutProgress | None) -> None:
+        """EvalCallbacks: a rollout tells which turn it is at."""
+        if progress is None:
+            self._turns.pop(position, None)
+        elif isinstance(turn := progress.data.get("turn"), int):
+            member = progress.data.get("position", 0)
+            example = str(progress.data.get("example_id", position))
+            self._turns.setdefault(position, {})[member] = (example, turn)
+
     def on_log(self, message: str) -> None:
         """EvalCallbacks: something worth telling."""
         self._print(message)
@@ -133,6 +147,13 @@ class EvalDisplay(EvalCallbacks):
             parts.append(f"{duration(elapsed_s / new * (self._total - stats.done))} to go")
         return parts
 
+    def _turns_text(self) -> str:
+        """Those that are furthest: what holds the run up is among them."""
+        running = [turn for members in self._turns.values() for turn in members.values()]
+        furthest = sorted(running, key=lambda rollout: -rollout[1])[:_SHOWN]
+        more = f", {len(running) - _SHOWN} more" if len(running) > _SHOWN else ""
+        return ", ".join(f"example {example}: turn {turn}" for example, turn in furthest) + more
+
     def _render(self) -> RenderableType:
         rows: list[RenderableType] = []
         if self._total:
@@ -140,6 +161,8 @@ class EvalDisplay(EvalCallbacks):
             progress = ProgressBar(total=self._total, completed=self._stats.done, width=40)
             bar.add_row(progress, Text(f"{self._stats.done}/{self._total}", style="bold"))
             rows += [bar, Text("  ".join(self._parts()))]
+        if self._turns:
+            rows.append(Text(self._turns_text(), style="dim", no_wrap=True, overflow="ellipsis"))
         if self._status:
             self._spinner.update(text=Text(self._status))
             rows.append(self._spinner)

@@ -151,16 +151,16 @@ async def _sidecar(plan: EvalPlan, display: EvalDisplay) -> AsyncIterator[Evalua
 
 @asynccontextmanager
 async def _here(plan: EvalPlan, display: EvalDisplay) -> AsyncIterator[Evaluate]:
-    from envbus.adapters.hosting import hosted
+    from envbus.adapters.hosting import load_hosted
     from envbus.cli.running import keeping_signals
     from envbus.environments import close_clients
-    from envbus.environments.loader import add_env_dir, apply_settings, load_environment
+    from envbus.environments.loader import add_env_dir, apply_settings
     from envbus.evaluation import generate, repeat_examples
 
     display.status(f"loading {plan.env_id}")
     add_env_dir(plan.env_dir_path, plan.env_id)
     with keeping_signals():
-        env = hosted(load_environment(plan.env_id, **plan.env_args))
+        env = load_hosted(plan.env_id, plan.env_args)
     apply_settings(env, plan.extra_env_kwargs)
     if plan.independent_scoring and env.requires_group_rollouts:
         raise UsageError(f"env {plan.env_id!r} scores its rollouts in groups: -i/--independent-scoring is not possible")

@@ -19,6 +19,7 @@ from envbus.cli.dashboard_command import dashboard
 from envbus.cli.doctor_command import doctor
 from envbus.cli.eval_command import evaluate
 from envbus.cli.fleet_commands import drain, restart, scale, stop
+from envbus.cli.gateway_command import gateway
 from envbus.cli.info_command import info, ping
 from envbus.cli.logs_command import logs
 from envbus.cli.ls_command import list_fleet
@@ -38,6 +39,7 @@ app = typer.Typer(
 app.command("serve")(serve)
 app.command("up")(up)
 app.command("eval")(evaluate)
+app.command("gateway")(gateway)
 app.command("dashboard")(dashboard)
 app.command("ls")(list_fleet)
 app.command("top")(top)

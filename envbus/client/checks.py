@@ -18,6 +18,9 @@ from envbus.settings import PROBE_TIMEOUT_S
 
 log = logging.getLogger("envbus.client")
 
+PROGRESS_BYTES = 70
+"""What a job's progress takes in a check, beside its id."""
+
 
 class Checks:
     """The checks of one client. On the bus loop.
@@ -25,6 +28,7 @@ class Checks:
     Args:
         holders: Returns the jobs that each server holds.
         suspects: Returns servers to ask again at once.
+        progress: Returns how much of a job's progress is here from a server; None: it has none.
         on_status: Gets ``(server, status)`` of an answer.
         on_nobody: Gets a server that NATS does not know (503).
         on_ended: Gets a server that a controller saw end.
@@ -39,6 +43,7 @@ class Checks:
         interval_s: float,
         holders: Callable[[], Mapping[str, Sequence[str]]],
         suspects: Callable[[], Collection[str]],
+        progress: Callable[[str, str], tuple[int, int, int] | None],
         on_status: Callable[[str, Status], None],
         on_nobody: Callable[[str], None],
         on_ended: Callable[[str], None],
@@ -51,6 +56,7 @@ class Checks:
         self._interval_s = interval_s
         self._holders = holders
         self._suspects = suspects
+        self._progress = progress
         self._on_status = on_status
         self._on_nobody = on_nobody
         self._on_ended = on_ended
@@ -59,6 +65,7 @@ class Checks:
         self._under_way: set[str] = set()
         self._doubted: set[str] = set()
         """Servers that are being asked since news of their end came."""
+        self._urgent: set[str] = set()
         self._last_at = 0.0
         self._news: Subscription | None = None
 
@@ -75,13 +82,18 @@ class Checks:
         """Check with the next tick, as after an outage."""
         self._last_at = 0.0
 
+    def hurry_with(self, server: str) -> None:
+        """Check this server with the next tick: it has something that is missing here."""
+        self._urgent.add(server)
+
     def tick(self, now: float) -> None:
         """Check every server whose turn it is, and the suspects always, unless the last check is still unanswered."""
         if is_round := now - self._last_at >= self._interval_s:
             self._last_at = now
-        suspects = self._suspects()
+        suspects = {*self._suspects(), *self._urgent}
         if not is_round and not suspects:
             return
+        self._urgent &= self._under_way
         for server, jobs in self._holders().items():
             if (is_round or server in suspects) and server not in self._under_way:
                 self._under_way.add(server)
@@ -89,13 +101,17 @@ class Checks:
 
     async def _check_all(self, server: str, jobs: Sequence[str]) -> None:
         try:
-            for some in in_messages(jobs, self._connection.max_payload):
+            for some in in_messages(jobs, self._connection.max_payload, extra_bytes=self._extra_bytes(server, jobs)):
                 await self._check(server, some)
         finally:
             self._under_way.discard(server)
 
+    def _extra_bytes(self, server: str, jobs: Sequence[str]) -> int:
+        return PROGRESS_BYTES if any(self._progress(job_id, server) is not None for job_id in jobs) else 0
+
     async def _check(self, server: str, jobs: Sequence[str]) -> None:
-        message = pack(Check(client=self._client_id, jobs=list(jobs)))
+        here = [(job_id, *known) for job_id in jobs if (known := self._progress(job_id, server)) is not None]
+        message = pack(Check(client=self._client_id, jobs=list(jobs), progress=here or None))
         try:
             data = await self._connection.request(self._subjects.server(server), message, timeout_s=PROBE_TIMEOUT_S)
             status = parse_as(data, Status)

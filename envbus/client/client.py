@@ -26,10 +26,11 @@ from envbus.bus.transfer import Packed, unpack_body
 from envbus.client.client_job import ClientJob
 from envbus.client.inquiries import Inquiries
 from envbus.client.session import Session
+from envbus.client.watch import Watch
 from envbus.errors import BusClosedError, CallTimeoutError, DecodeError, EnvbusError, UsageError
 from envbus.evaluation import EvalCallbacks, generate, repeat_examples
 from envbus.settings import ClientSettings
-from envbus.types import ClientConfig, GenerateOutputs, RolloutInput, RolloutOutput, SamplingArgs
+from envbus.types import ClientConfig, GenerateOutputs, OnProgress, RolloutInput, RolloutOutput, SamplingArgs
 
 T = TypeVar("T")
 MAX_DEADLINE_S = 10 * 365 * 86_400.0
@@ -129,6 +130,8 @@ class NATSEnvClient:
         sampling_args: SamplingArgs | None = None,
         max_retries: int = 0,
         state_columns: list[str] | None = None,
+        *,
+        on_progress: OnProgress | None = None,
     ) -> RolloutOutput:
         """Run and score one rollout on any server of the env.
 
@@ -139,6 +142,8 @@ class NATSEnvClient:
             sampling_args: As for a chat completion.
             max_retries: Further tries, on the server, of a rollout that failed for a passing reason.
             state_columns: Further keys of the rollout's state to return.
+            on_progress: Called on this loop with what the rollout reports while it runs, e.g. each turn: in order, all
+                of it before this returns. While it is slow, so is the rollout.
 
         Returns:
             The output; a failed rollout has ``error`` set and no reward.
@@ -148,7 +153,8 @@ class NATSEnvClient:
             EnvironmentCrashedError: No server is there: the env could not be loaded, and no controller tries again.
             BusError: The connection failed or was closed.
         """
-        body = await self._call("rollout", [input], client, model, sampling_args, max_retries, state_columns)
+        call = Call("rollout", [input], client, model, sampling_args, max_retries, state_columns)
+        body = await self._call(call, on_progress)
         return cast(RolloutOutput, _field(body, "output", dict))
 
     async def run_group(
@@ -159,6 +165,8 @@ class NATSEnvClient:
         sampling_args: SamplingArgs | None = None,
         max_retries: int = 0,
         state_columns: list[str] | None = None,
+        *,
+        on_progress: OnProgress | None = None,
     ) -> list[RolloutOutput]:
         """Run rollouts of one example on one server and score them together.
 
@@ -169,7 +177,8 @@ class NATSEnvClient:
         """
         if not group_inputs:
             return []
-        body = await self._call("group", group_inputs, client, model, sampling_args, max_retries, state_columns)
+        call = Call("group", group_inputs, client, model, sampling_args, max_retries, state_columns)
+        body = await self._call(call, on_progress)
         outputs = _field(body, "outputs", list)
         if len(outputs) != len(group_inputs) or not all(isinstance(output, dict) for output in outputs):
             raise DecodeError(f"the result does not hold {len(group_inputs)} outputs")
@@ -298,46 +307,46 @@ class NATSEnvClient:
 
     # ---- jobs
 
-    async def _call(
-        self,
-        kind: Literal["rollout", "group"],
-        inputs: list[RolloutInput],
-        client: Any,
-        model: str,
-        sampling_args: SamplingArgs | None,
-        max_retries: int,
-        state_columns: list[str] | None,
-    ) -> dict[str, Any]:
-        if client is not None and not isinstance(client, ClientConfig):
+    async def _call(self, call: Call, on_progress: OnProgress | None) -> dict[str, Any]:
+        if call.client is not None and not isinstance(call.client, ClientConfig):
             raise UsageError(
-                f"a {type(client).__name__} cannot cross the bus: pass a ClientConfig; the server calls the model"
+                f"a {type(call.client).__name__} cannot cross the bus: pass a ClientConfig; the server calls the model"
             )
-        if len(inputs) > MAX_GROUP:
-            raise UsageError(f"a group has at most {MAX_GROUP:,} inputs, not {len(inputs):,}")
-        call = Call(kind, inputs, client, model, sampling_args, max_retries, state_columns)
-        frozen = freeze(call_map(call))
+        if call.size > MAX_GROUP:
+            raise UsageError(f"a group has at most {MAX_GROUP:,} inputs, not {call.size:,}")
+        kind, size, frozen = call.kind, call.size, freeze(call_map(call))
         bus, session = await self._ensure_session()
         body = await bus.workers.pack(frozen)
-        del frozen  # thousands of calls may wait
-        return await self._run_job(session, kind, len(inputs), body)
+        del call, frozen  # thousands of calls may wait
+        return await self._run_job(session, kind, size, body, on_progress)
 
     async def _run_job(
-        self, session: Session, kind: Literal["rollout", "group"], size: int, body: Packed
+        self,
+        session: Session,
+        kind: Literal["rollout", "group"],
+        size: int,
+        body: Packed,
+        on_progress: OnProgress | None,
     ) -> dict[str, Any]:
         """Submit a job and await its end; whatever ends the wait early ends the job too."""
+        assert self._bus is not None
         loop = asyncio.get_running_loop()
         result: asyncio.Future[Packed] = loop.create_future()
         here = self._crossing(loop)
+        job_id = secrets.token_hex(16)
+        bus_side = self._bus.thread.crossing
+        watch = None
+        if on_progress is not None:
+            watch = Watch(on_progress, lambda report: bus_side.post(session.taken, job_id, report))
         job = ClientJob(
-            job=secrets.token_hex(16),
+            job=job_id,
             call=kind,
             size=size,
             body=body,
             ending=lambda outcome: here.post(_settle, result, outcome),
+            reporting=partial(here.post, watch.report) if watch is not None else None,
             deadline=None if self._timeout_s is None else time.time() + min(self._timeout_s, MAX_DEADLINE_S),
         )
-        assert self._bus is not None
-        bus_side = self._bus.thread.crossing
         bus_side.post(session.submit, job)
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -348,6 +357,8 @@ class NATSEnvClient:
                 f"env {self.env!r}: no result within this call's limit of {self._timeout_s:g} s"
             ) from error
         finally:
+            if watch is not None:
+                watch.end()
             if not result.done() or result.cancelled() or job.pulled:
                 bus_side.post(session.leave, job.job)
 

@@ -12,13 +12,13 @@ ENVELOPE_JOBS = 10
 """What the rest of it takes, in ids."""
 
 
-def jobs_per_message(max_payload: int) -> int:
-    """Return how many jobs a message may name."""
-    return max(1, min(MAX_JOBS, max_payload // JOB_BYTES - ENVELOPE_JOBS))
+def jobs_per_message(max_payload: int, *, extra_bytes: int = 0) -> int:
+    """Return how many jobs a message may name, if each takes so many bytes beside its id."""
+    return max(1, min(MAX_JOBS, max_payload // (JOB_BYTES + extra_bytes) - ENVELOPE_JOBS))
 
 
-def in_messages(jobs: Sequence[str], max_payload: int) -> Iterator[list[str]]:
+def in_messages(jobs: Sequence[str], max_payload: int, *, extra_bytes: int = 0) -> Iterator[list[str]]:
     """Return the jobs as one list for each message."""
-    count = jobs_per_message(max_payload)
+    count = jobs_per_message(max_payload, extra_bytes=extra_bytes)
     for start in range(0, len(jobs), count):
         yield list(jobs[start : start + count])

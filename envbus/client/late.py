@@ -14,7 +14,7 @@ from typing import Any
 
 from envbus.bus.connection import Connection
 from envbus.bus.inbox import is_closed_notice, is_no_responders
-from envbus.bus.messages import Accepted, Announce, Result, WireMessage, parse
+from envbus.bus.messages import Accepted, Announce, Progress, Result, WireMessage, parse
 from envbus.errors import EnvbusError
 from envbus.job_log import JobLog
 
@@ -91,9 +91,9 @@ class LateReplies:
                 self._log.trouble("a late reply was dropped", job_id, str(error)[:_MAX_TEXT])
                 return
             self._note(job_id, answer)
-            if isinstance(answer, Accepted | Announce | Result):
+            if isinstance(answer, Accepted | Announce | Progress | Result):
                 self._stop(answer.server, job_id)
-            if isinstance(answer, Announce | Result):
+            if isinstance(answer, Announce | Progress | Result):
                 return  # not the answer to a send, which is still to come
         self._sends[job_id] -= 1
         if self._sends[job_id] <= 0:

@@ -29,6 +29,7 @@ from envbus.bus.messages import (
     Ok,
     Parts,
     Pass,
+    Progress,
     Result,
     Run,
     Status,
@@ -47,11 +48,13 @@ from envbus.client.checks import Checks
 from envbus.client.client_job import ClientJob
 from envbus.client.clocks import Clocks
 from envbus.client.dispatch import Dispatch, PassGrant, Push, SayWaiting, UseGrant
+from envbus.client.following import Following
 from envbus.client.job_lists import in_messages
 from envbus.client.large_bodies import LargeBodies
 from envbus.client.late import LateReplies
 from envbus.client.numbers import ClientNumbers
 from envbus.client.patience import Patience
+from envbus.client.progress import Report
 from envbus.client.receipts import Receipts
 from envbus.client.suspects import Suspects
 from envbus.client.transfers import Transfers
@@ -134,11 +137,20 @@ class Session:
             interval_s=settings.check_interval_s,
             holders=self._attempts.holders,
             suspects=self._suspects.servers,
+            progress=lambda job_id, server: self._following.here(job_id, server),
             on_status=self._on_status,
             on_nobody=self.nobody_answers,
             on_ended=self._suspects.ended,
             tasks=self._tasks,
             notices=self._log.notices,
+        )
+        self._following = Following(
+            self,
+            self._jobs,
+            client_id=client_id,
+            is_held_by=self._attempts.is_held_by,
+            tell=self._tell,
+            hurry=self._checks.hurry_with,
         )
         self._receipts = Receipts(connection, subjects, client_id=client_id, tasks=self._tasks)
         self._closed = False
@@ -163,6 +175,10 @@ class Session:
         self._attempts.start(job.job)
         self._connection.inbox.route(self._on_job_reply(job.job), token=job.job)
         self._dispatch_all(self._dispatch.submit(job.job, _now()))
+
+    def taken(self, job_id: str, report: Report) -> None:
+        """The caller has taken a report of a job's progress."""
+        self._following.taken(job_id, report)
 
     def leave(self, job_id: str) -> None:
         """The caller has the outcome, or waits no more: then the job is given up, and its server is told."""
@@ -212,10 +228,12 @@ class Session:
     # ---- ends
 
     def end(self, job_id: str, outcome: Packed | EnvbusError, served_by: str | None) -> None:
-        """End a job and tell its caller. Harmless for a job that has ended."""
+        """End a job and tell its caller, once all progress before that is here. Harmless for a job that has ended."""
         job = self._jobs.get(job_id)
         if job is None:
             self._large.taken(job_id)
+            return
+        if served_by is not None and self._following.holds_back(job, outcome, served_by):
             return
         state = type(outcome).__name__ if isinstance(outcome, EnvbusError) else "result"
         self._log_end("delivered", job, server=served_by, state=state)
@@ -279,6 +297,7 @@ class Session:
             encoding=job.body.encoding if parts is None else "",
             body=job.body.data if parts is None else None,
             upload=parts,
+            progress=True if job.reporting is not None else None,
         )
         subject = self._subjects.rollout if server is None else self._subjects.server(server)
         self._log.step("sent", job_id, attempt=run.attempt, server=server)
@@ -331,9 +350,15 @@ class Session:
                 self._jobs[job_id].unanswered -= 1
                 self._log.step("refused", job_id, reason=reason, server=server)
                 self._dispatch_all(self._dispatch.refused(job_id, _now()))
-            case Result(server=server, encoding=encoding, body=body):
+            case Progress():
+                self._following.came(job_id, answer)
+            case Result(server=server, encoding=encoding, body=body, progress=total):
+                if total:
+                    self._jobs[job_id].progress.expect(server, total)
+                    self._on_accepted(job_id, server)  # else nobody would ask it for progress that is missing
                 self.end(job_id, Packed(body, encoding, unpacked_bytes(body, encoding)), server)
-            case Announce(server=server, parts=parts):
+            case Announce(server=server, parts=parts, progress=total):
+                self._jobs[job_id].progress.expect(server, total)
                 self._on_accepted(job_id, server)
                 self._collect(job_id, server, parts)
             case Failure():
@@ -356,6 +381,7 @@ class Session:
             why = f"server {server[:8]} does not have the job any more: {str(error)[:_MAX_TEXT]}"
             self._log.trouble("a late failure was dropped", job_id, why, server=server)
         elif not (isinstance(error, LateRequestError) and self._goes_elsewhere(job_id, server)):
+            self._jobs[job_id].progress.expect(server, failure.progress)
             self.end(job_id, error, server or None)
 
     def _goes_elsewhere(self, job_id: str, server: str) -> bool:
@@ -371,7 +397,8 @@ class Session:
         return True
 
     def _collect(self, job_id: str, server: str, parts: Parts | None) -> None:
-        if (job := self._jobs.get(job_id)) is not None:
+        job = self._jobs.get(job_id)
+        if job is not None and not self._following.is_waiting_for(job, server):
             self._large.collect(job, server, parts)
 
     # ---- following accepted jobs
@@ -382,7 +409,7 @@ class Session:
                 case Resend(job=job_id, reason=reason):
                     self.counts["resent"] += 1
                     self._log.trouble("sent again", job_id, reason, attempt=self._attempts.attempt(job_id))
-                    self._jobs[job_id].forget_attempt()
+                    self._forget_attempt(self._jobs[job_id])
                     self._dispatch_all(self._dispatch.resend(job_id, _now()))
                 case Collect(job=job_id, server=server):
                     self._collect(job_id, server, None)
@@ -395,6 +422,11 @@ class Session:
                     self.counts["lost"] += 1
                     self._log.trouble("given up", job_id, reason, attempt=attempts)
                     self.end(job_id, ServerLostError(text), None)
+
+    def _forget_attempt(self, job: ClientJob) -> None:
+        if job.held is not None:
+            self._large.taken(job.job)
+        job.forget_attempt()
 
     def is_awaited_from(self, job_id: str, server: str) -> bool:
         """Whether this server's word on the job still counts."""
@@ -413,6 +445,7 @@ class Session:
 
     def _on_status(self, server: str, status: Status) -> None:
         self._suspects.heard(server, status.node, _now())
+        self._following.totals(server, status)
         self._follow_all(self._attempts.status(server, done=status.done, unknown=status.unknown, now=_now()))
         for failure in status.failed:
             if failure.job is not None:
@@ -451,6 +484,7 @@ class Session:
         self._dispatch_all(self._dispatch.tick(now))
         self._follow_all(self._attempts.tick(now))
         self._suspects.keep_only(self._attempts.servers())
+        self._following.tick()
         self._checks.tick(now)
         self._cancels.tick(now)
         self._patience.tick(now)

@@ -17,13 +17,15 @@ from envbus.environments.examples import DatasetSource, Rows, as_inputs, prepare
 from envbus.environments.hooks import find_hooks, settled
 from envbus.environments.model_call import ChatResult, chat
 from envbus.environments.parsers import Parser
+from envbus.environments.progress import reporting_here
 from envbus.environments.rubric import Rubric, RubricGroup
 from envbus.environments.running import Call
 from envbus.environments.stages import TEARDOWN_LIMIT_S, finish
 from envbus.environments.state import State, new_state
 from envbus.error_chain import ErrorChain
 from envbus.errors import UsageError
-from envbus.types import Messages, RolloutInput, RolloutOutput, SamplingArgs
+from envbus.evaluation.calls import reports_progress
+from envbus.types import Messages, OnProgress, RolloutInput, RolloutOutput, RolloutRunner, SamplingArgs
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +130,8 @@ class Environment(EvaluatingMixin):
         sampling_args: SamplingArgs | None = None,
         max_retries: int = 0,
         state_columns: list[str] | None = None,
+        *,
+        on_progress: OnProgress | None = None,
     ) -> RolloutOutput:
         """Run and score one rollout. A failed one is an output with ``error`` set and ``reward`` None.
 
@@ -138,14 +142,17 @@ class Environment(EvaluatingMixin):
             sampling_args: For the model calls; they win over those of the environment.
             max_retries: How often to try again, scoring included, after an InfraError or InvalidModelResponseError.
             state_columns: Further keys of the state to put into the output.
+            on_progress: Called with what the rollout reports while it runs, e.g. each turn.
 
         Raises:
             UsageError: The rubric needs groups.
         """
+        call = Call(client, model, sampling_args, max_retries, state_columns)
         if self.env_client is not None:
             runner = self._remote(self.env_client, client)
-            return await runner.run_rollout(input, client, model, sampling_args, max_retries, state_columns)
-        return await self.run_rollout_here(input, Call(client, model, sampling_args, max_retries, state_columns))
+            return await runner.run_rollout(input, *call.arguments, **_watching(runner, on_progress))
+        with reporting_here(on_progress):
+            return await self.run_rollout_here(input, call)
 
     async def run_group(
         self,
@@ -155,6 +162,8 @@ class Environment(EvaluatingMixin):
         sampling_args: SamplingArgs | None = None,
         max_retries: int = 0,
         state_columns: list[str] | None = None,
+        *,
+        on_progress: OnProgress | None = None,
     ) -> list[RolloutOutput]:
         """Run rollouts of one example at the same time and score them together; outputs in input order.
 
@@ -162,10 +171,12 @@ class Environment(EvaluatingMixin):
         get only the survivors. Arguments are those of run_rollout; a member's generation is tried again on its own,
         scoring is done once.
         """
+        call = Call(client, model, sampling_args, max_retries, state_columns)
         if self.env_client is not None:
             runner = self._remote(self.env_client, client)
-            return await runner.run_group(group_inputs, client, model, sampling_args, max_retries, state_columns)
-        return await self.run_group_here(group_inputs, Call(client, model, sampling_args, max_retries, state_columns))
+            return await runner.run_group(group_inputs, *call.arguments, **_watching(runner, on_progress))
+        with reporting_here(on_progress):
+            return await self.run_group_here(group_inputs, call)
 
     @abstractmethod
     async def rollout(
@@ -272,6 +283,11 @@ class Environment(EvaluatingMixin):
                 logger.exception(
                     "teardown hook of %s failed: %r", self.env_id or type(self).__name__, ErrorChain(error)
                 )
+
+
+def _watching(runner: RolloutRunner, on_progress: OnProgress | None) -> dict[str, Any]:
+    """What is passed on only when somebody asks, and only to a runner that knows of it."""
+    return {"on_progress": on_progress} if on_progress is not None and reports_progress(runner) else {}
 
 
 def _count_tokens(state: State, result: ChatResult) -> None:

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from envbus.errors import (
 
 BUNDLED_PACKAGE = "envbus.environments.bundled"
 TypedArguments = Callable[[Callable[..., Any], dict[str, Any]], dict[str, Any]]
+OtherLoader = Callable[[ModuleType], Callable[..., Any] | None]
 HOSTABLE_METHODS = ("run_rollout", "run_group", "requires_group_rollouts", "eval_examples", "close")
 
 
@@ -49,13 +50,22 @@ def load_environment(env_id: str, /, **env_args: Any) -> Any:
     return load_with(env_id, env_args)
 
 
-def load_with(env_id: str, env_args: Mapping[str, Any], *, typed: TypedArguments | None = None) -> Any:
+def load_with(
+    env_id: str,
+    env_args: Mapping[str, Any],
+    *,
+    typed: TypedArguments | None = None,
+    otherwise: OtherLoader | None = None,
+    namespaces: Sequence[str] = (),
+) -> Any:
     """Do what load_environment does, with a say in what the environment's function gets.
 
     Args:
         env_id: Name of the environment.
         env_args: Arguments of its function.
         typed: Gets that function and the arguments; returns those that it is called with.
+        otherwise: Gets a module that has no ``load_environment``; returns a function to use instead, if it has one.
+        namespaces: Further packages to look for the module in, if it is nowhere else.
 
     Returns:
         As load_environment.
@@ -63,7 +73,7 @@ def load_with(env_id: str, env_args: Mapping[str, Any], *, typed: TypedArguments
     Raises:
         EnvironmentLoadError: As load_environment.
     """
-    load = _load_function(env_id)
+    load = _load_function(env_id, otherwise, namespaces)
     given = dict(env_args)
     _check_arguments(env_id, load, given)
     env = _call_foreign(env_id, "load_environment", lambda: load(**(typed(load, given) if typed else given)))
@@ -114,10 +124,10 @@ def _module_name(env_id: str) -> str:
     return name
 
 
-def _load_function(env_id: str) -> Callable[..., Any]:
+def _load_function(env_id: str, otherwise: OtherLoader | None, namespaces: Sequence[str]) -> Callable[..., Any]:
     name = _module_name(env_id)
-    modules = (name, f"{BUNDLED_PACKAGE}.{name}")
-    candidates = [each for each in modules if _call_foreign(env_id, "import", partial(_exists, each))]
+    candidates = _existing(env_id, [name, f"{BUNDLED_PACKAGE}.{name}"])
+    candidates = candidates or _existing(env_id, [f"{each}.{name}" for each in namespaces])
     if not candidates:
         raise EnvironmentNotFoundError(
             f"no environment {env_id!r}: there is no module {name!r} here; install its package, or check the name"
@@ -127,10 +137,16 @@ def _load_function(env_id: str) -> Callable[..., Any]:
         load = getattr(module, "load_environment", None)
         if callable(load):
             return load  # type: ignore[no-any-return]
+        if otherwise is not None and (instead := otherwise(module)) is not None:
+            return instead
     raise LoaderMissingError(
-        f"module {name!r} ({_place(module)}) has no function load_environment, so it is not environment {env_id!r}; "
-        "another package or file of that name may be in the way"
+        f"module {name!r} ({_place(module)}) has no function load_environment and exports no taskset, so it is not "
+        f"environment {env_id!r}; another package or file of that name may be in the way"
     )
+
+
+def _existing(env_id: str, modules: Iterable[str]) -> list[str]:
+    return [each for each in modules if _call_foreign(env_id, "import", partial(_exists, each))]
 
 
 def _exists(module: str) -> bool:

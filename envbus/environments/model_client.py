@@ -108,6 +108,10 @@ class ModelClients:
         client.clients_in_turn = lambda: self._clients_in_turn(ring)
         return client
 
+    def next_endpoint(self, config: ClientConfig) -> EndpointConfig:
+        """The endpoint that a rollout which calls it by itself is to use: the next in turn."""
+        return self._ring(config)[0] if config.endpoint_configs else config
+
     async def close(self) -> None:
         """Close the running loop's clients and forget those of loops that have ended."""
         loop = asyncio.get_running_loop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
+from envbus.environments import progress
 from envbus.environments.environment import Environment
 from envbus.environments.hooks import settled, stop
 from envbus.environments.model_call import ChatResult
@@ -106,8 +107,11 @@ class MultiTurnEnv(Environment):
     async def _take_turns(self, state: State) -> None:
         while not await self.is_completed(state):
             prompt = await self.get_prompt_messages(state)
-            if state["final_env_response"] is None and state["error"] is None:
-                await self._take_turn(state, prompt)
+            if state["error"] is None:
+                if state["final_env_response"] is None:
+                    await self._take_turn(state, prompt)
+                else:
+                    await _report(state, as_messages(state["final_env_response"]))
             await self.render_completion(state)
 
     async def _take_turn(self, state: State, prompt: Messages) -> None:
@@ -121,6 +125,21 @@ class MultiTurnEnv(Environment):
         await self.add_trajectory_step(state, _step(state, prompt, result))
         state["turn"] = len(state["trajectory"])
         state["is_truncated"] = state["is_truncated"] or result.is_truncated
+        if progress.is_wanted():
+            await _report(state, _new_messages(state["trajectory"]))
+
+
+async def _report(state: State, messages: Messages) -> None:
+    where = {"example_id": state["example_id"], "position": progress.position.get()}
+    await progress.report({**where, "turn": state["turn"], "messages": messages})
+
+
+def _new_messages(trajectory: list[dict[str, Any]]) -> Messages:
+    """What the last step added to the dialogue; a prompt that does not go on from there is new as a whole."""
+    last = trajectory[-1]
+    before = [*trajectory[-2]["prompt"], *trajectory[-2]["completion"]] if len(trajectory) > 1 else last["prompt"]
+    is_longer = last["prompt"][: len(before)] == before
+    return [*(last["prompt"][len(before) :] if is_longer else last["prompt"]), *last["completion"]]
 
 
 def _step(state: State, prompt: Messages, result: ChatResult) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from envbus.environments.hooks import find_hooks, settled
 from envbus.environments.model_client import resolve_client
+from envbus.environments.progress import position
 from envbus.environments.rollout_output import rollout_output
 from envbus.environments.stages import CLEANUP_LIMIT_S, capture_errors, finish, limited, retrying
 from envbus.environments.state import State, new_state
@@ -56,12 +57,13 @@ async def run_group(env: Environment, inputs: list[RolloutInput], call: Call) ->
     """Generate rollouts at the same time, each again after a retryable failure, and score the survivors together."""
     client = resolve_client(call.client)
 
-    async def member(input: RolloutInput) -> State:
+    async def member(place: int, input: RolloutInput) -> State:
+        position.set(place)  # in the context of its own task
         state: State = await retrying(call.max_retries)(_generated, env, input, client, call)
         return state
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(member(input)) for input in inputs]
+        tasks = [group.create_task(member(place, input)) for place, input in enumerate(inputs)]
     states = [task.result() for task in tasks]
     await _score(env, states, env.rubric.score_group)
     _set_advantages([state for state in states if state["error"] is None])

@@ -7,16 +7,24 @@ failed ones if need be. Only its own cancelling goes through.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from envbus.errors import CallCancelledError, RolloutTimeoutError
 from envbus.evaluation.rows import checked_outputs, failed_output
-from envbus.types import RolloutInput, RolloutOutput, RolloutRunner, SamplingArgs
+from envbus.types import RolloutInput, RolloutOutput, RolloutProgress, RolloutRunner, SamplingArgs
 
 logger = logging.getLogger(__name__)
+
+
+def reports_progress(runner: RolloutRunner) -> bool:
+    """Whether a runner knows on_progress: those of others need not."""
+    return all("on_progress" in inspect.signature(run).parameters for run in (runner.run_rollout, runner.run_group))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,8 @@ class RolloutCalls:
     max_retries: int
     state_columns: list[str] | None
     rollout_timeout_s: float | None
+    on_progress: Callable[[int, RolloutProgress], None] | None = None
+    """Gets the position of the first input of what reports, and the report."""
 
     async def outputs_of(self, work: Work) -> list[RolloutOutput]:
         """Run the work; whatever goes wrong in it becomes one failed output per input."""
@@ -74,6 +84,8 @@ class RolloutCalls:
             None if self.sampling_args is None else dict(self.sampling_args),
         )
         options: dict[str, Any] = {"max_retries": self.max_retries, "state_columns": self.state_columns}
+        if self.on_progress is not None:
+            options["on_progress"] = partial(self.on_progress, work.start)
         # Rollouts of an example share its row: one that adds keys must not change the others'.
         examples = [example.copy() for example in work.examples]
         if work.as_group:

@@ -18,7 +18,7 @@ from typing import Any
 
 from envbus.errors import EncodeError, UsageError
 from envbus.evaluation.callbacks import EvalCallbacks, call_safely
-from envbus.evaluation.calls import RolloutCalls, Work
+from envbus.evaluation.calls import RolloutCalls, Work, reports_progress
 from envbus.evaluation.endpoints import client_for_example, describe_base_url
 from envbus.evaluation.limiter import FifoLimiter
 from envbus.evaluation.results import ResultsWriter, write_metadata
@@ -86,6 +86,7 @@ async def generate(
             be written, or it holds a run with other settings.
     """
     inputs = list(inputs)
+    callbacks = callbacks or EvalCallbacks()
     _check_arguments(inputs, rollouts_per_example, state_columns)
     calls = RolloutCalls(
         runner=runner,
@@ -94,6 +95,7 @@ async def generate(
         max_retries=max_retries,
         state_columns=None if state_columns is None else list(state_columns),
         rollout_timeout_s=rollout_timeout_s,
+        on_progress=callbacks.on_progress if callbacks.wants_progress and reports_progress(runner) else None,
     )
     folder = run_folder(results_path) if results_path is not None else None
     if folder is None and save_results:
@@ -119,7 +121,7 @@ async def generate(
         inputs,
         metadata,
         limiter=FifoLimiter(max_concurrent),
-        callbacks=callbacks or EvalCallbacks(),
+        callbacks=callbacks,
         client=client,
     )
     return await run.execute(folder)
@@ -201,6 +203,8 @@ class _Run:
         for index, output in rows.items():
             self._outputs[index] = output
             call_safely(self._callbacks.on_output, output)
+        if self._callbacks.wants_progress:
+            call_safely(self._callbacks.on_progress, start, None)
         if self._writer:
             await self._writer.append(rows)
         self._line.release(weight=self._step)

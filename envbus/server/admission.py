@@ -22,6 +22,7 @@ from envbus.server import plain_requests
 from envbus.server.jobs import Job, Jobs, JobState
 from envbus.server.runner import Work
 from envbus.server.slots import Instruction, Slots
+from envbus.server.streams import Streams
 from envbus.server.uploads import Uploads
 
 PART_OVERHEAD_BYTES = 128
@@ -64,6 +65,7 @@ class Admission:
         slots: Slots,
         jobs: Jobs,
         uploads: Uploads,
+        streams: Streams,
         counts: Counter[str],
         log: JobLog,
         server_id: str,
@@ -75,6 +77,7 @@ class Admission:
         self._slots = slots
         self._jobs = jobs
         self._uploads = uploads
+        self._streams = streams
         self._counts = counts
         self._log = log
         self._server_id = server_id
@@ -166,6 +169,7 @@ class Admission:
     def _take(self, run: Run, reply: str, plain: dict[str, Any] | None) -> None:
         client = run.client if plain is None else reply
         job = Job(run.job, client, run.attempt, run.size, reply, _now(), plain=plain is not None)
+        job.progress = self._streams.buffer_for(run)
         self._jobs.add(job, _now())
         self._counts["jobs"] += 1
         self._counts["retried"] += run.attempt > 1
@@ -184,7 +188,8 @@ class Admission:
             elif run.body is not None:
                 body = partial(unpack_body, run.body, run.encoding, max_bytes=self._max_input_bytes)
                 body_bytes = unpacked_bytes(run.body, run.encoding)
-                self._owner.start(job, Work(run.job, run.size, body=body, body_bytes=body_bytes))
+                work = Work(run.job, run.size, body=body, body_bytes=body_bytes, progress=job.progress_attempt)
+                self._owner.start(job, work)
             else:
                 raise BadRequestError("run: neither 'body' nor 'upload' is there")
         except EnvbusError as error:

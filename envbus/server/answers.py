@@ -28,6 +28,7 @@ class Answers:
         """Say how each of a client's jobs is; ``node`` is the NATS server that this server is connected to."""
         self._jobs.checked(check.client)
         status = Status(server=self._server_id, node=node, running=[], unknown=[], done=[], failed=[])
+        totals: list[tuple[str, int]] = []
         for job_id in check.jobs:
             job = self._jobs.mentioned(job_id, check.client, now)
             if job is None:
@@ -39,10 +40,12 @@ class Answers:
                     status.running.append(job_id)
                     continue
                 told = {"job": job_id, "attempt": job.attempt, "server": self._server_id}
-                status.failed.append(job.outcome.model_copy(update=told))
+                status.failed.append(job.outcome.model_copy(update=told | {"progress": job.progress_total}))
             else:
                 status.done.append(job_id)
-        return status
+                if job.progress_total:
+                    totals.append((job_id, job.progress_total))
+        return status.model_copy(update={"progress": totals}) if totals else status
 
     def part_of_result(self, fetch: Fetch, now: float) -> PartReply:
         """Return a part of a held result.

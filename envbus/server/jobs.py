@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from envbus.server.holdings import Holdings
+from envbus.server.progress import ProgressBuffer
 
 PASSED_OVER_CHECKS = 30
 """A client asks about all its jobs here every second: one that so many checks passed over is none of its own."""
@@ -52,6 +53,18 @@ class Job:
     """When a part of its input last came."""
     state: JobState = JobState.RECEIVING
     outcome: Any = None
+    progress: ProgressBuffer | None = None
+    """If its client wants it."""
+
+    @property
+    def progress_attempt(self) -> int | None:
+        """The attempt that its progress is of, if its client wants it."""
+        return None if self.progress is None else self.progress.attempt
+
+    @property
+    def progress_total(self) -> int | None:
+        """How many progress messages there are, if its client wants them."""
+        return None if self.progress is None else self.progress.last
 
 
 @dataclass(slots=True)
@@ -320,6 +333,8 @@ class Jobs:
     def _hold(self, job: Job, outcome: Any, *, size_bytes: int, is_failure: bool, now: float) -> None:
         self._unfinished.pop(job.job, None)
         job.state, job.outcome = JobState.DONE, outcome
+        if job.progress is not None:
+            size_bytes += job.progress.size_bytes
         self._held.put(job.job, job.client, size_bytes=size_bytes, is_failure=is_failure, now=now)
 
     def _remove(self, job: Job) -> None:

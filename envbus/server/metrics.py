@@ -40,7 +40,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[Beat], float]], ...] = (
     ("results_unconfirmed", "Results let go that were sent but never confirmed.", lambda b: b.unconfirmed_results),
     ("busy_answers", "Jobs turned away because no slot was free.", lambda b: b.busy),
     ("received_bytes", "Bytes of inputs as they travelled.", lambda b: b.received_bytes),
-    ("sent_bytes", "Bytes of results as they travelled.", lambda b: b.sent_bytes),
+    ("sent_bytes", "Bytes of results and progress as they travelled.", lambda b: b.sent_bytes),
 )
 
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from envbus.bus.loopback import is_loopback, loopback_id
 from envbus.environments.model_client import NO_KEY, ModelClients
 from envbus.errors import ModelAddressError, ModelKeyError, UsageError
-from envbus.types import ClientConfig, EndpointConfig
+from envbus.types import CheckedClient, ClientConfig, EndpointConfig
 
 ANY_KEY = "*"
 
@@ -92,13 +92,25 @@ class ModelEndpoints:
             config: Where the model is, and the name of its key.
             loopback: Whose loopback the URLs mean; None if that is unknown, or of no matter.
         """
-        is_elsewhere = None not in (loopback, self._loopback) and loopback != self._loopback
-        return (self._clients_of_elsewhere if is_elsewhere else self._clients).get(config)
+        return (self._clients_of_elsewhere if self._is_elsewhere(loopback) else self._clients).get(config)
+
+    def checked(self, config: ClientConfig | None, *, loopback: str | None = None) -> CheckedClient:
+        """Return a configuration for an environment that makes its clients by itself, and what it must ask before.
+
+        Args:
+            config: As for client(); None where the call names no model.
+            loopback: As for client().
+        """
+        check = self._key_for_elsewhere if self._is_elsewhere(loopback) else self._policy.key
+        return CheckedClient(self._clients.next_endpoint(config) if config is not None else None, check)
 
     async def close(self) -> None:
         """Close all clients."""
         await self._clients.close()
         await self._clients_of_elsewhere.close()
+
+    def _is_elsewhere(self, loopback: str | None) -> bool:
+        return None not in (loopback, self._loopback) and loopback != self._loopback
 
     def _key_for_elsewhere(self, endpoint: EndpointConfig) -> str:
         url = endpoint.api_base_url

@@ -63,17 +63,21 @@ def is_one_message(outcome: Outcome, *, max_payload: int) -> bool:
     return outcome.held_bytes <= min(INLINE_BYTES, max_payload - ENVELOPE_BYTES)
 
 
-def tell(outcome: Outcome, *, job: str, attempt: int, server: str, max_payload: int) -> bytes:
+def tell(
+    outcome: Outcome, *, job: str, attempt: int, server: str, max_payload: int, progress: int | None = None
+) -> bytes:
     """Return the message that ends a job: its result if it fits, else where to fetch it, or why there is none."""
     message: WireMessage
     if isinstance(outcome, Failure):
-        message = outcome.model_copy(update={"job": job, "attempt": attempt, "server": server})
+        told = {"job": job, "attempt": attempt, "server": server, "progress": progress}
+        message = outcome.model_copy(update=told)
     elif is_one_message(outcome, max_payload=max_payload):
+        packed = outcome.packed
         message = Result(
-            job=job, attempt=attempt, server=server, encoding=outcome.packed.encoding, body=outcome.packed.data
+            job=job, attempt=attempt, server=server, encoding=packed.encoding, body=packed.data, progress=progress
         )
     else:
-        message = Announce(job=job, attempt=attempt, server=server, parts=outcome.parts)
+        message = Announce(job=job, attempt=attempt, server=server, parts=outcome.parts, progress=progress)
     return pack(message)
 
 

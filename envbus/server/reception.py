@@ -24,6 +24,7 @@ from envbus.bus.messages import (
     Failure,
     Fetch,
     Grant,
+    Heard,
     Ok,
     Part,
     Pass,
@@ -57,6 +58,7 @@ from envbus.server.pressure import Pressure
 from envbus.server.rollout_log import RolloutLog
 from envbus.server.runner import Tally, Work
 from envbus.server.slots import AddCredits, SendGrant, Slots, WithdrawCredits
+from envbus.server.streams import Streams
 from envbus.server.uploads import Uploads
 from envbus.settings import PROBE_TIMEOUT_S, ServerSettings
 
@@ -73,6 +75,9 @@ class RunnerPort(Protocol):
 
     def cancel(self, job: str) -> None:
         """Cancel a job if it runs."""
+
+    def heard(self, job: str, attempt: int, freed_bytes: int) -> None:
+        """The caller of a job has taken so much of its progress."""
 
 
 class Reception:
@@ -123,6 +128,14 @@ class Reception:
         self.notices = self._log.notices
         self._pressure = Pressure(self.jobs, self.slots, self.notices, settings)
         self._guard = Guard(connection, server_id=server_id, counts=self.counts, notices=self.notices)
+        self.streams = Streams(
+            connection,
+            self.jobs,
+            server_id=server_id,
+            window_bytes=settings.progress_window_bytes,
+            heard=runner.heard,
+            counts=self.counts,
+        )
         self._answers = Answers(self.jobs, self._uploads, server_id=server_id, counts=self.counts)
         self._admission = Admission(
             connection,
@@ -130,6 +143,7 @@ class Reception:
             slots=self.slots,
             jobs=self.jobs,
             uploads=self._uploads,
+            streams=self.streams,
             counts=self.counts,
             log=self._log,
             server_id=server_id,
@@ -269,7 +283,14 @@ class Reception:
         if job.plain:
             data = plain_requests.answer(outcome, max_payload=limit)
         else:
-            data = tell(outcome, job=job.job, attempt=job.attempt, server=self._server_id, max_payload=limit)
+            data = tell(
+                outcome,
+                job=job.job,
+                attempt=job.attempt,
+                server=self._server_id,
+                max_payload=limit,
+                progress=self.streams.told(job),
+            )
             if is_one_message(outcome, max_payload=limit):
                 self.jobs.sent(job.job, _now())
         self.counts["sent_bytes"] += len(data)
@@ -314,14 +335,18 @@ class Reception:
             self.jobs.heard(client, reply, _now())
         match request:
             case Check():
+                self.streams.checked(request)
                 return self._answers.status(request, _now(), node=self._connection.node)
             case Fetch():
                 return self._answers.part_of_result(request, _now())
             case Part():
                 if (whole := self._answers.take_part(request, _now())) is not None:
                     job, assembly = whole
-                    work = Work(job.job, job.size, body=assembly.body, body_bytes=assembly.parts.raw_size)
+                    body, size_bytes = assembly.body, assembly.parts.raw_size
+                    work = Work(job.job, job.size, body=body, body_bytes=size_bytes, progress=job.progress_attempt)
                     self.start(job, work)
+            case Heard():
+                self.streams.heard(request)
             case Cancel() | Done():
                 self._log_release(request)
                 self._obey(self.jobs.release(request.jobs, request.client))

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from envbus.bus.bodies import BodyWorkers
@@ -20,10 +22,12 @@ from envbus.bus.codec import DEFAULT_LIMITS
 from envbus.bus.failures import to_failure
 from envbus.bus.messages import Failure
 from envbus.bus.transfer import Packed
+from envbus.environments.progress import reporting_to
 from envbus.errors import BadRequestError, CallCancelledError, EnvbusError
 from envbus.evaluation.rows import checked_outputs
 from envbus.job_log import JobLog
 from envbus.server.model_endpoints import ModelEndpoints
+from envbus.server.outlet import Outlet
 from envbus.server.results import ResultBody, failed
 from envbus.server.rollout_log import EndedRollout, ended_rollout
 from envbus.server.turns import CopyTurns
@@ -40,6 +44,7 @@ class Work:
         call: The map of a plain request.
         body: Returns the call's bytes otherwise, decompressed and checked; not on a loop if they are many.
         body_bytes: How many they are.
+        progress: The attempt to report progress of; None: nobody asked for any.
     """
 
     job: str
@@ -48,10 +53,13 @@ class Work:
     body: Callable[[], bytes] = bytes
     body_bytes: int = 0
     compress: bool = True
+    progress: int | None = None
 
 
 Report = Callable[[str, Packed | Failure, "Tally"], None]
 """Gets ``(job id, outcome, tally)``; called on the env's loop."""
+SendProgress = Callable[[str, int, bytes], None]
+"""Gets ``(job id, attempt, body)`` of each progress report; called on the env's loop."""
 
 
 @dataclass(slots=True)
@@ -73,6 +81,8 @@ class Runner:
         endpoints: Makes model clients, and decides which keys they may use.
         workers: Pack and unpack large bodies.
         report: Called once with the outcome of each job that was started.
+        progress: Called with what jobs report while they run.
+        progress_window_bytes: Of one job's progress, on its way to the caller.
         server_id: Origin of the failures reported.
         env: Named in the log.
     """
@@ -84,6 +94,8 @@ class Runner:
         endpoints: ModelEndpoints,
         workers: BodyWorkers,
         report: Report,
+        progress: SendProgress,
+        progress_window_bytes: int,
         server_id: str,
         env: str,
     ) -> None:
@@ -92,6 +104,9 @@ class Runner:
         self._workers = workers
         self._turns = CopyTurns()
         self._report = report
+        self._progress = progress
+        self._progress_window_bytes = progress_window_bytes
+        self._outlets: dict[str, Outlet] = {}
         self._server_id = server_id
         self._log = JobLog(log, server=server_id, env=env)
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -107,6 +122,12 @@ class Runner:
         task = self._tasks.get(job)
         if task is not None and not task.cancelling():  # a second cancel would cut its cleanup short
             task.cancel()
+
+    def heard(self, job: str, attempt: int, freed_bytes: int) -> None:
+        """The caller of a job has taken so much of its progress."""
+        outlet = self._outlets.get(job)
+        if outlet is not None and outlet.attempt == attempt:
+            outlet.heard(freed_bytes)
 
     async def stop(self, *, timeout_s: float) -> None:
         """Cancel all jobs and wait for their cleanup, so long at most."""
@@ -135,7 +156,8 @@ class Runner:
         outcome: Packed | Failure
         self._log.step("started", work.job, bytes=work.body_bytes)
         try:
-            outcome = await self._outcome(work, tally)
+            with self._reporting(work):
+                outcome = await self._outcome(work, tally)
         except asyncio.CancelledError:
             tally.cancelled += 1
             outcome = to_failure(CallCancelledError("cancelled on the server"), origin=self._server_id)
@@ -145,6 +167,26 @@ class Runner:
             log.exception("a job had an unexpected error", extra={"job": work.job, "server": self._server_id})
             outcome = self._failure(error, tally, started)
         self._report(work.job, outcome, tally)
+
+    @contextmanager
+    def _reporting(self, work: Work) -> Iterator[None]:
+        """Within this context the environment finds where to report progress, if somebody asked."""
+        if work.progress is None:
+            yield
+            return
+        outlet = self._outlets[work.job] = Outlet(
+            attempt=work.progress,
+            window_bytes=self._progress_window_bytes,
+            workers=self._workers,
+            send=partial(self._progress, work.job, work.progress),
+        )
+        try:
+            with reporting_to(outlet):
+                yield
+        finally:
+            outlet.close()
+            if self._outlets.get(work.job) is outlet:
+                del self._outlets[work.job]
 
     def _failure(self, error: Exception, tally: Tally, started: float) -> Failure:
         tally.failed += 1
@@ -187,11 +229,16 @@ class Runner:
             return [failed(item, error, start_time=started_at, total_s=total_s) for item in call.inputs]
 
     def _call(self, call: Call) -> Awaitable[Any]:
-        client = self._endpoints.client(call.client, loopback=call.loopback) if call.client is not None else None
+        client = self._client(call)
         options: dict[str, Any] = {"max_retries": call.max_retries, "state_columns": call.state_columns}
         if call.kind == "group":
             return self._environment.run_group(call.inputs, client, call.model, call.sampling_args, **options)
         return self._environment.run_rollout(call.inputs[0], client, call.model, call.sampling_args, **options)
+
+    def _client(self, call: Call) -> Any:
+        if getattr(self._environment, "wants_client_config", False) is True:
+            return self._endpoints.checked(call.client, loopback=call.loopback)
+        return self._endpoints.client(call.client, loopback=call.loopback) if call.client is not None else None
 
 
 def _count(outputs: list[RolloutOutput], tally: Tally, *, job_s: float) -> None:

@@ -7,6 +7,7 @@ jobs → drain → cancel what is left → let results be collected → tear dow
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import multiprocessing
 import threading
@@ -23,7 +24,8 @@ from envbus.bus.subjects import DEFAULT_PREFIX, Subjects
 from envbus.bus.thread import Crossing
 from envbus.bus.transfer import Packed
 from envbus.environments.loader import apply_settings, check_hostable
-from envbus.errors import EnvironmentLoadError, UsageError
+from envbus.error_chain import ErrorChain
+from envbus.errors import EnvironmentCrashedError, EnvironmentLoadError, UsageError
 from envbus.logs import setup_logging
 from envbus.server.desks import DeskOptions, Desks
 from envbus.server.identity import new_identity
@@ -204,7 +206,23 @@ class NATSEnvServer:
 
     async def _connected(self) -> bool:
         """Wait for NATS; False if the stop came first."""
-        opening = asyncio.wrap_future(self._bus.open(timeout_s=None))
+        return await self._done_before_stop(asyncio.wrap_future(self._bus.open(timeout_s=None)))
+
+    async def _opened(self, environment: HostableEnvironment) -> bool:
+        """Let the environment start what its rollouts share, if it says how; False if the stop came first."""
+        if not inspect.iscoroutinefunction(start := getattr(environment, "open", None)):
+            return True
+        opening = asyncio.ensure_future(start())
+        try:
+            return await self._done_before_stop(opening)
+        except Exception as error:
+            await self._bus.thread.run(self._desks.load_failed(f"{type(error).__name__}: {error}"))
+            raise EnvironmentCrashedError(f"env {self.env} could not start: {ErrorChain(error)!r}") from error
+        finally:
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+
+    async def _done_before_stop(self, opening: asyncio.Future[Any]) -> bool:
         stopped = asyncio.ensure_future(self._stops.asked.wait())
         try:
             either: set[asyncio.Future[Any]] = {opening, stopped}
@@ -229,10 +247,14 @@ class NATSEnvServer:
             endpoints=self._endpoints,
             workers=self._bus.workers,
             report=self._report,
+            progress=self._progress,
+            progress_window_bytes=self._settings.progress_window_bytes,
             server_id=self.server_id,
             env=self.env,
         )
         with self._stops.while_serving(self._loop):
+            if not await self._opened(environment):
+                return
             await self._desks.catalogue.describe(environment)
             await self._bus.thread.run(self._desks.ready())
             log.info("server %s of env %s is ready, %d slots", self.server_id, self.env, self._max_concurrent)
@@ -328,6 +350,10 @@ class NATSEnvServer:
         """RunnerPort: cancel a job, from the bus thread."""
         self._crossing.post(self._cancel_here, job)
 
+    def heard(self, job: str, attempt: int, freed_bytes: int) -> None:
+        """RunnerPort: there is room for progress again, from the bus thread."""
+        self._crossing.post(self._heard_here, job, attempt, freed_bytes)
+
     def _start_here(self, work: Work) -> None:
         assert self._runner is not None
         self._runner.start(work)
@@ -335,6 +361,13 @@ class NATSEnvServer:
     def _cancel_here(self, job: str) -> None:
         if self._runner is not None:
             self._runner.cancel(job)
+
+    def _heard_here(self, job: str, attempt: int, freed_bytes: int) -> None:
+        if self._runner is not None:
+            self._runner.heard(job, attempt, freed_bytes)
+
+    def _progress(self, job: str, attempt: int, body: bytes) -> None:
+        self._bus.thread.crossing.post(self._desks.reception.streams.put, job, attempt, body)
 
     def _report(self, job: str, outcome: Packed | Failure, tally: Tally) -> None:
         self._bus.thread.crossing.post(self._desks.reception.finished, job, outcome, tally)

@@ -29,6 +29,7 @@ from envbus.bus.messages import (
     Fetch,
     Gone,
     Grant,
+    Heard,
     Info,
     InfoRequest,
     Ok,
@@ -36,6 +37,7 @@ from envbus.bus.messages import (
     PartReply,
     Parts,
     Pass,
+    Progress,
     Result,
     Run,
     Status,
@@ -59,6 +61,7 @@ EXAMPLES: dict[str, WireMessage] = {
     "fetch": Fetch(client="c", job=JOB, index=0),
     "cancel": Cancel(client="c", jobs=[JOB]),
     "done": Done(client="c", jobs=[]),
+    "heard": Heard(client="c", job=JOB, attempt=1, seq=7),
     "wait": Wait(client="client1", n=3),
     "pass": Pass(client="c", grant="7"),
     "info": InfoRequest(),
@@ -68,6 +71,7 @@ EXAMPLES: dict[str, WireMessage] = {
     "busy": Busy(job=JOB, attempt=1, server="s", reason="draining"),
     "result": Result(job=JOB, attempt=1, server="server1", body=b"\x80"),
     "announce": Announce(job=JOB, attempt=1, server="server1", parts=PARTS),
+    "progress": Progress(job=JOB, attempt=1, server="server1", seq=1, body=b"\x80"),
     "failure": FAILURE,
     "status": Status(server="s", running=["a"], done=["b"], failed=[FAILURE]),
     "part_reply": PartReply(job=JOB, index=1, data=b"x", parts=PARTS),
@@ -136,6 +140,26 @@ GOLDEN = {
     "00a8636865636b73756dcedeadbeefa8656e636f64696e67a47a737464a87261775f73697a65cd1388": EXAMPLES["announce"],
     "87a17601a174a6726573756c74a36a6f62d9203031323334353637383961626364656630313233343536373839616263646566a761747465"
     "6d707401a6736572766572a773657276657231a8656e636f64696e67a0a4626f6479c40180": EXAMPLES["result"],
+    "8aa17601a174a372756ea36a6f62d9203031323334353637383961626364656630313233343536373839616263646566a7617474656d7074"
+    "01a6636c69656e74a7636c69656e7431a463616c6ca7726f6c6c6f7574a473697a6501a8656e636f64696e67a0a4626f6479c40180a87072"
+    "6f6772657373c3": Run(job=JOB, attempt=1, client="client1", call="rollout", size=1, body=b"\x80", progress=True),
+    "89a17601a174a870726f6772657373a36a6f62d9203031323334353637383961626364656630313233343536373839616263646566a76174"
+    "74656d707401a6736572766572a773657276657231a373657101a46d6f7265c2a361736bc2a4626f6479c40180": EXAMPLES["progress"],
+    "86a17601a174a56865617264a6636c69656e74a163a36a6f62d9203031323334353637383961626364656630313233343536373839616263"
+    "646566a7617474656d707401a373657107": EXAMPLES["heard"],
+    "85a17601a174a5636865636ba6636c69656e74a163a46a6f627391d920303132333435363738396162636465663031323334353637383961"
+    "6263646566a870726f67726573739194d9203031323334353637383961626364656630313233343536373839616263646566010507": Check(
+        client="c", jobs=[JOB], progress=[(JOB, 1, 5, 7)]
+    ),
+    "88a17601a174a6726573756c74a36a6f62d9203031323334353637383961626364656630313233343536373839616263646566a761747465"
+    "6d707401a6736572766572a773657276657231a8656e636f64696e67a0a4626f6479c40180a870726f677265737309": Result(
+        job=JOB, attempt=1, server="server1", body=b"\x80", progress=9
+    ),
+    "88a17601a174a6737461747573a6736572766572a773657276657231a772756e6e696e6790a7756e6b6e6f776e90a4646f6e6591d9203031"
+    "323334353637383961626364656630313233343536373839616263646566a66661696c656490a870726f67726573739192d9203031323334"
+    "35363738396162636465663031323334353637383961626364656609": Status(
+        server="server1", done=[JOB], progress=[(JOB, 9)]
+    ),
 }
 """Messages of protocol version 1 as its first release sends them. Add, never change."""
 

@@ -22,7 +22,7 @@ from envbus.cli.summary import print_summary, summary_json
 from envbus.error_chain import error_info
 from envbus.errors import ServerLostError, UsageError
 from envbus.evaluation import summarize
-from envbus.types import GenerateMetadata, RolloutOutput
+from envbus.types import GenerateMetadata, RolloutOutput, RolloutProgress
 
 
 @pytest.mark.parametrize(
@@ -223,3 +223,25 @@ def test_help_imports_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr
     assert "--demo-model" in done.stdout
+
+
+def test_the_live_display_shows_the_turns_of_running_rollouts() -> None:
+    written = io.StringIO()
+    console = Console(file=written, width=200)
+    display = EvalDisplay(console, live=True)
+    assert display.wants_progress
+    display.on_start(8, [])
+    for position in range(8):
+        for turn in range(1, position + 2):
+            data = {"example_id": f"e{position}", "turn": turn}
+            display.on_progress(position, RolloutProgress(1, turn, data))
+    display.on_progress(3, RolloutProgress(1, 9, {"loss": 1}))
+    display.on_progress(7, None)
+    console.print(display._render())
+    assert "example e6: turn 7, example e5: turn 6, example e4: turn 5" in written.getvalue()
+    assert "example e1: turn 2, 1 more" in written.getvalue()
+    assert "e7" not in written.getvalue()
+
+
+def test_plain_lines_ask_for_no_progress() -> None:
+    assert not EvalDisplay(Console(file=io.StringIO()), live=False).wants_progress

@@ -62,7 +62,8 @@ class Fleet:
         """Start a server; NATSEnvClient.wait_for_server() says when it is ready."""
         command = [sys.executable, "-P", "-m", "envbus", "serve", env_id, "--address", self.url]
         command += ["--prefix", self.prefix, "-a", json.dumps(env_args or {}), *options]
-        environ = {**os.environ, "PYTHONPATH": str(ENVS), "LEDGER": str(self.ledger), **variables}
+        path = os.pathsep.join([str(ENVS), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environ = {**os.environ, "PYTHONPATH": path, "LEDGER": str(self.ledger), **variables}
         served = Served(command, self.folder / f"server-{len(self._served)}.log", environ)
         self._served.append(served)
         return served

@@ -33,7 +33,7 @@ def flags_in_table(page: str) -> set[str]:
 
 @pytest.mark.parametrize(
     ("page", "command"),
-    [("docs/evaluation.md", "eval"), ("deploy/README.md", "serve")],
+    [("docs/evaluation.md", "eval"), ("deploy/README.md", "serve"), ("docs/gateway.md", "gateway")],
 )
 def test_a_command_has_exactly_the_flags_of_its_table(page: str, command: str) -> None:
     assert flags_in_table(page) == flags_of(get_command(app).commands[command])  # type: ignore[attr-defined]

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
+from envbus.environments import progress
 from envbus.errors import InfraError, OverlongPromptError
 
 
@@ -245,6 +246,8 @@ class StageEnv:
                 return {"odd": {name: ODD[name]() for name in item["names"]}}
             case "reward":
                 return {"reward": ODD[item["name"]](), "metrics": {"m": ODD[item["name"]]()}}
+            case "report":
+                return await self._report(item)
             case "return":
                 return {"odd": item["value"]}
             case "raise":
@@ -257,6 +260,18 @@ class StageEnv:
                     except asyncio.CancelledError:
                         self._note("ignored", item)
         return {}
+
+    async def _report(self, item: Any) -> dict[str, Any]:
+        """Report ``n`` times, and then take ``t`` seconds the first time that this runs."""
+        is_first = "t" not in item or self._starts(item) == 1
+        for number in range(item["n"]):
+            await progress.report({"n": number, "blob": bytes(item.get("size", 0))})
+            if item.get("log"):
+                self._note("reported", item, n=number)
+            if item.get("every_s"):
+                await asyncio.sleep(item["every_s"])
+        await asyncio.sleep(item.get("t", 0) if is_first else 0)
+        return {"wanted": progress.is_wanted()}
 
     def _starts(self, item: Any) -> int:
         with open(self._ledger) as ledger:

@@ -40,6 +40,9 @@ class Started:
     def cancel(self, job: str) -> None:
         pass
 
+    def heard(self, job: str, attempt: int, freed_bytes: int) -> None:
+        pass
+
 
 @asynccontextmanager
 async def receiving(url: str, prefix: str, runner: Started) -> AsyncIterator[tuple[Reception, Connection, Subjects]]:

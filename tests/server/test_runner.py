@@ -40,6 +40,8 @@ async def test_what_is_no_exception_ends_its_job_too(workers: BodyWorkers, caplo
         endpoints=ModelEndpoints(KeyPolicy()),
         workers=workers,
         report=lambda *report: reports.put_nowait(report),
+        progress=lambda *progress: None,
+        progress_window_bytes=1024,
         server_id="server",
         env="env",
     )
