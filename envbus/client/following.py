@@ -105,10 +105,14 @@ class Following:
         return True
 
     def is_waiting_for(self, job: ClientJob, server: str) -> bool:
-        """Whether this server's outcome is here and waits for its progress; each time that is asked is counted."""
+        """Whether this server's outcome is here and waits for its progress.
+
+        Each time that is asked is counted, but not while it may be the caller that is slow.
+        """
         if job.held is None or job.held[1] != server:
             return False
-        job.held_checks += 1
+        if not job.progress.waits_for_caller(server):
+            job.held_checks += 1
         if job.held_checks > MAX_CHECKS:
             reason = f"server {server[:8]} did not send progress that is missing"
             self._owner.attempt_failed(job.job, server, reason)

@@ -92,6 +92,10 @@ class Incoming:
         """Whether something came before what goes before it: that was lost on the way."""
         return server in self._streams and bool(self._streams[server].early)
 
+    def waits_for_caller(self, server: str) -> bool:
+        """Whether the caller has not taken all that it was given: then there may be no room for more."""
+        return server in self._streams and bool(self._streams[server].untaken)
+
     def here(self, server: str) -> tuple[int, int, int] | None:
         """Return the attempt by the server's count, the last message taken, and the last one here."""
         stream = self._streams.get(server)

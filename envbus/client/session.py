@@ -353,8 +353,8 @@ class Session:
             case Progress():
                 self._following.came(job_id, answer)
             case Result(server=server, encoding=encoding, body=body, progress=total):
+                self._jobs[job_id].progress.expect(server, total)
                 if total:
-                    self._jobs[job_id].progress.expect(server, total)
                     self._on_accepted(job_id, server)  # else nobody would ask it for progress that is missing
                 self.end(job_id, Packed(body, encoding, unpacked_bytes(body, encoding)), server)
             case Announce(server=server, parts=parts, progress=total):

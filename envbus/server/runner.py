@@ -118,7 +118,9 @@ class Runner:
         task.add_done_callback(lambda task: self._on_done(work.job, task))
 
     def cancel(self, job: str) -> None:
-        """Cancel a job if it runs; its outcome is still reported."""
+        """Cancel a job if it runs; its outcome is still reported, but no progress any more."""
+        if (outlet := self._outlets.get(job)) is not None:
+            outlet.close()  # nobody takes it: a report in the environment's cleanup would wait for ever
         task = self._tasks.get(job)
         if task is not None and not task.cancelling():  # a second cancel would cut its cleanup short
             task.cancel()

@@ -148,6 +148,15 @@ def test_an_outcome_is_whole_when_all_before_it_is_here() -> None:
     assert own.is_whole("s")
 
 
+def test_a_slow_caller_is_told_from_a_server_that_sends_nothing() -> None:
+    own = Incoming()
+    assert not own.waits_for_caller("s")
+    (report,) = own.put("s", message(1))
+    assert own.waits_for_caller("s")
+    own.taken(report)
+    assert not own.waits_for_caller("s")
+
+
 @pytest.mark.parametrize("total", [None, 0])
 def test_an_outcome_without_progress_is_whole(total: int | None) -> None:
     """An older server names no total."""

@@ -121,6 +121,11 @@ def test_taskset_short_messages() -> None:
         (b"\xff", pack({}), "unknown method"),
         (b"run", pack({}), "'task_data' must be a dict"),
         (b"run", b"\xff", "a msgpack map is expected, not int"),
+        (
+            b"run",
+            pack({"task_data": {}, "client": {"base_url": "localhost:1"}, "model": "m", "sampling": {}}),
+            "client.base_url: Value error, must be an http",
+        ),
         (b"cancel", pack({}), "'request_id' must be a str"),
     ],
 )
@@ -153,6 +158,17 @@ def test_a_lost_attempts_traces_are_discarded_before_the_next() -> None:
     assert gone == [{"trace": "a", "discard": True}]
     assert second == [{"trace": "b", "discard": True}, {"trace": "c", "open": {}, "nodes": [2]}]
     assert assembled([delta for each in [*first, gone, second] for delta in each]) == {"c": [2]}
+
+
+def test_what_a_stalled_attempt_sends_beside_the_next_is_not_passed_on() -> None:
+    """The client was told to discard its traces: it could not put it anywhere."""
+    deltas = Deltas()
+    sent = deltas.of(1, {"trace": "a", "open": {}, "nodes": [1]}) + deltas.of(
+        2, {"trace": "b", "open": {}, "nodes": [2]}
+    )
+    assert deltas.of(1, {"trace": "a", "nodes": [3]}) == []
+    sent += deltas.of(2, {"trace": "b", "nodes": [4]})
+    assert assembled(sent) == {"b": [2, 4]}
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from("abc"), st.booleans()), max_size=30))

@@ -174,6 +174,14 @@ async def test_refused_requests_are_answered_in_their_protocol(shared: Stage, de
         assert unpack(data) == {"success": False, "error": "BadRequestError: unknown method 'evaluate'"}
 
 
+@pytest.mark.parametrize("config", [{"extra_headers": [1]}, {"extra_headers_from_state": [1]}, {5: 1, "x": 2}])
+async def test_a_client_config_of_a_wrong_form_is_answered(shared: Stage, dealers: Dealers, config: Any) -> None:
+    async with gateway(shared) as running:
+        client = dealers.connect(running)
+        await client.send(b"1", classic_body(do(), client_config=config))
+        assert not (await client.answer(b"1"))["success"]
+
+
 async def test_a_request_that_is_too_large_is_refused_a_frame_far_over_it_ends_its_connection(
     shared: Stage, dealers: Dealers
 ) -> None:

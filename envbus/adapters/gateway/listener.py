@@ -63,8 +63,8 @@ class Listener:
             BusError: NATS is not there.
             UsageError: The address cannot be bound.
         """
-        await self._watcher.connect()
         try:
+            await self._watcher.connect()
             await self._health.ask()
             self._socket = RouterSocket(context, address, self._on_message, self._limits)
         except BaseException:
@@ -92,6 +92,9 @@ class Listener:
             self._serve(identity, dialect, frames)
         except EnvbusError as error:
             self._warn(f"a request was refused: {error}")
+            self._answer(identity, dialect.failed(frames[0], error))
+        except Exception as error:  # noqa: BLE001 - whatever is in a message, its sender does not wait for ever
+            self._warn(f"a request could not be read: {error!r}")
             self._answer(identity, dialect.failed(frames[0], error))
 
     def _serve(self, identity: bytes, dialect: Dialect, frames: Frames) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from envbus.adapters.gateway.classic import typed
 from envbus.adapters.gateway.requests import Cancel, Frames, Health, Run
 from envbus.adapters.gateway.wire import pack, unpack_map
@@ -85,7 +87,10 @@ class Taskset:
 
 
 class Deltas:
-    """Those of one run, whose attempts may be lost: the client drops what a lost attempt began."""
+    """Those of one run, whose attempts may be lost: the client drops what a lost attempt began.
+
+    A server that only stalled may go on with its attempt beside the next: the client has no traces for that any more.
+    """
 
     def __init__(self) -> None:
         self._attempt = 0
@@ -93,8 +98,10 @@ class Deltas:
 
     def of(self, attempt: int, delta: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """What to send for a delta of an attempt."""
+        if attempt < self._attempt:
+            return []
         lost: list[Mapping[str, Any]] = []
-        if attempt != self._attempt:
+        if attempt > self._attempt:
             lost = [{"trace": trace, "discard": True} for trace in self._open]
             self._attempt, self._open = attempt, []
         trace = str(delta.get("trace"))
@@ -124,7 +131,12 @@ def _run(request_id: bytes, fields: dict[Any, Any]) -> Run:
 def _place(client: Mapping[Any, Any]) -> ClientConfig | None:
     """Where the model is. It is called by the client's own config; this lets the bus say whose loopback is meant."""
     base_url = client.get("base_url")
-    return ClientConfig(api_base_url=base_url, api_key_var=None) if isinstance(base_url, str) else None
+    if not isinstance(base_url, str):
+        return None
+    try:
+        return ClientConfig(api_base_url=base_url, api_key_var=None)
+    except ValidationError as error:
+        raise BadRequestError(f"client.base_url: {error.errors()[0]['msg']}") from error
 
 
 def _reply(request_id: bytes, **fields: Any) -> Frames:

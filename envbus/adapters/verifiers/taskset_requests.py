@@ -21,6 +21,8 @@ from envbus.types import CheckedClient, ClientConfig, EndpointConfig, RolloutInp
 
 T = TypeVar("T")
 
+CUSTOM_RENDERER = "custom"
+
 _their_client: TypeAdapter[Any] = TypeAdapter(TheirClientConfig)
 
 
@@ -47,6 +49,8 @@ def read_request(input: RolloutInput, client: Any, sampling_args: SamplingArgs |
         raise BadRequestError("an input for a taskset has 'task_data', a task's data; examples() gives such inputs")
     access = client if isinstance(client, CheckedClient) else CheckedClient(_own(client), _anything)
     theirs = fields.get("client")
+    if isinstance(client, CheckedClient):
+        _refuse_code(theirs)
     config = _valid("client", _their_client.validate_python, theirs) if theirs is not None else _translated(access)
     _check(config, access)
     sampling = fields.get("sampling")
@@ -90,6 +94,13 @@ def _translated(access: CheckedClient) -> Any:
         headers=dict(endpoint.extra_headers),
         timeout={"connect": endpoint.connect_timeout, "read": endpoint.timeout},
     )
+
+
+def _refuse_code(theirs: Any) -> None:
+    """Reading a config with a custom renderer imports the module or file that it names."""
+    renderer = theirs.get("renderer") if isinstance(theirs, Mapping) else None
+    if isinstance(renderer, Mapping) and renderer.get("name") == CUSTOM_RENDERER:
+        raise BadRequestError("client.renderer: a custom one is code on the server, which no client may choose")
 
 
 def _check(config: Any, access: CheckedClient) -> None:
