@@ -17,13 +17,12 @@ from typing import Any
 
 import nats
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.subscription import Subscription as NatsSubscription
 
 from envbus.bus.address import BusOptions
 from envbus.bus.denials import Denials
 from envbus.bus.diagnose import explain_unreachable
-from envbus.bus.dialer import ATTEMPT_TIMEOUT_S, CLOSE_TIMEOUT_S, Dialer, backoff_s, close_client
+from envbus.bus.dialer import ATTEMPT_TIMEOUT_S, CLOSE_TIMEOUT_S, Dialer, SturdyClient, backoff_s, close_client
 from envbus.bus.inbox import Handler, Inbox, settle
 from envbus.bus.outbox import Outbox
 from envbus.bus.tasks import TaskSet
@@ -115,7 +114,7 @@ class Connection:
             on_reconnected=self._on_reconnected,
             on_closed=self._on_closed,
         )
-        self._client: Client | None = None
+        self._client: SturdyClient | None = None
         self._subscriptions: set[Subscription] = set()
         self._listeners: list[Listener] = []
         self._up = asyncio.Event()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import weakref
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
@@ -61,16 +62,16 @@ class Dialer:
         self._tries = 0
         self._failures = 0
         self._schemes = {server.partition(":")[0] for server in options.servers}
-        self._client: _SturdyClient | None = None
+        self._client: SturdyClient | None = None
 
-    async def dial(self, timeout_s: float) -> Client:
+    async def dial(self, timeout_s: float) -> SturdyClient:
         """Return a connected client: to one of the address's servers, or of those that they told of.
 
         Raises:
             BusAuthError: The credentials were refused.
             BusUnreachableError: No server answered in time, or none that is NATS.
         """
-        client = _SturdyClient(self._discovered)
+        client = SturdyClient(self._discovered)
         handed_over = False
 
         async def closed() -> None:
@@ -97,7 +98,7 @@ class Dialer:
         """The next pause between two tries is short again."""
         self._tries = 0
 
-    async def _connect(self, client: Client, closed: Callable[[], Awaitable[None]]) -> None:
+    async def _connect(self, client: SturdyClient, closed: Callable[[], Awaitable[None]]) -> None:
         """Await the first connection, but not nats-py's retries once there is no hope."""
         connecting = asyncio.ensure_future(
             client.connect(
@@ -159,8 +160,10 @@ class Dialer:
         return [server for server in pool if server.discovered and server.uri.scheme in self._schemes]
 
 
-class _SturdyClient(Client):
+class SturdyClient(Client):
     """Reads on after a message that anybody may send and that nats-py 2.16 stops reading at, for good.
+
+    Leaves no socket open once it is given up: nats-py's close() and its reconnecting may cross.
 
     Args:
         discovered: More servers to connect to, beside those of the address.
@@ -169,6 +172,23 @@ class _SturdyClient(Client):
     def __init__(self, discovered: Iterable[Srv]) -> None:
         super().__init__()
         self._discovered = [Srv(server.uri, discovered=True, tls_name=server.tls_name) for server in discovered]
+        self._writers: weakref.WeakSet[asyncio.StreamWriter] = weakref.WeakSet()
+        self.is_given_up = False
+
+    def abort_connections(self) -> None:
+        """Drop what close() has left connected."""
+        for writer in list(self._writers):
+            if not writer.is_closing():
+                writer.transport.abort()
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        await super()._connect_to_server(s)
+        writer = getattr(self._transport, "_io_writer", None)  # a WebSocket has none
+        if writer is not None:
+            self._writers.add(writer)
+            if self.is_given_up:
+                self.abort_connections()
+                raise nats.errors.ConnectionClosedError
 
     async def _process_pong(self) -> None:
         # The wait for this one may have timed out: to set its result then would end the reading.
@@ -197,11 +217,15 @@ def _as_utf8(subject: bytes) -> bytes:
     return subject.decode("utf-8", "replace").encode()
 
 
-async def close_client(client: Client) -> None:
+async def close_client(client: SturdyClient) -> None:
     """Close a client; bounded, as nats-py may wait for ever for a peer that left in mid-handshake."""
-    with contextlib.suppress(*FIRST_ERRORS):
-        async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await client.close()
+    client.is_given_up = True
+    try:
+        with contextlib.suppress(*FIRST_ERRORS):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await client.close()
+    finally:
+        client.abort_connections()
 
 
 def backoff_s(tries: int) -> float:

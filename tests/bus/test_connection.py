@@ -9,10 +9,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import nats.errors
 import psutil
 import pytest
+from nats.aio.client import Client
 
 from envbus.bus import connection as connection_module
+from envbus.bus import dialer
 from envbus.bus.address import BusOptions, resolve_bus_options
 from envbus.bus.bus import Bus
 from envbus.bus.connection import Connection, Listener
@@ -358,3 +361,24 @@ async def test_nats_away_while_a_new_client_is_made_costs_one_connection(own_nat
         await eventually(lambda: connection.is_up)
         assert await connection.request(f"{prefix}.echo", b"again", timeout_s=5) == b"again"
         assert connection.stats.rebuilds == 1
+
+
+async def test_no_socket_stays_open_when_the_close_is_cut_short(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nats-py may wait for ever as it closes, and connect again while it does."""
+
+    async def never(client: Client) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Client, "close", never)
+    monkeypatch.setattr(dialer, "CLOSE_TIMEOUT_S", 0.1)
+    connection = Connection(resolve_bus_options(nats_url), name="test")
+    await connection.open(timeout_s=5)
+    client = connection._client
+    assert client is not None
+    await connection.close()
+    writers = list(client._writers)
+    assert writers
+    assert all(writer.is_closing() for writer in writers)
+    with pytest.raises(nats.errors.ConnectionClosedError):
+        await client._connect_to_server(client._server_pool[0])
+    await client._close(Client.CLOSED, do_cbs=False)  # its tasks

@@ -15,7 +15,7 @@ from typing import Any
 import nats
 import pytest
 from cli_process import Cli, wait_for_line
-from stage import CLIENT_SETTINGS, READY_S, SERVER_SETTINGS, Stage, do, run
+from stage import CLIENT_SETTINGS, READY_S, SERVER_SETTINGS, Stage, becomes, do, run
 from stage_env import StageEnv
 
 from envbus import ClientSettings, NATSEnvClient, NATSEnvServer, ServerSettings
@@ -59,7 +59,7 @@ async def test_a_fleet_outlives_a_restart_of_nats(own_nats: EmbeddedNats, tmp_pa
         for number in range(10):
             environment = StageEnv(str(stage.ledger_file), groups=False, teardown_s=0, tag=f"server {number}")
             await stack.enter_async_context(served(connection(number), prefix=stage.prefix, environment=environment))
-        settings = ClientSettings(**CLIENT_SETTINGS | {"stall_timeout_s": 60.0})
+        settings = ClientSettings(**CLIENT_SETTINGS | {"stall_timeout_s": 60.0, "accept_timeout_s": 10.0})
         clients = [
             await stack.enter_async_context(
                 NATSEnvClient(connection(10 + n), "stage", prefix=stage.prefix, settings=settings)
@@ -69,6 +69,7 @@ async def test_a_fleet_outlives_a_restart_of_nats(own_nats: EmbeddedNats, tmp_pa
         before = await until_ready(stage, 10)
         calls = [asyncio.create_task(run(clients[n % 2], item)) for n, item in enumerate(items)]
         await stage.event("start", count=20)
+        await becomes(lambda: not any(map(has_unaccepted, clients)))  # an acceptance may be under way
         await own_nats.kill()
         await stage.event("end", count=10)
         await own_nats.restart()
@@ -80,6 +81,11 @@ async def test_a_fleet_outlives_a_restart_of_nats(own_nats: EmbeddedNats, tmp_pa
         assert [client._session.counts["resent"] for client in clients if client._session] == [0, 0]
     starts = Counter(entry["example_id"] for entry in stage.events("start"))
     assert [starts[item["example_id"]] for item in items] == [1] * 20
+
+
+def has_unaccepted(client: NATSEnvClient) -> bool:
+    """Whether a client has jobs that no server has accepted yet, as far as it knows."""
+    return client._session is not None and bool(client._session._dispatch.pending())
 
 
 async def until_ready(stage: Stage, count: int) -> set[str]:

@@ -47,7 +47,7 @@ def command_lines() -> Iterator[tuple[str, list[str], str]]:
         base = [command, *ARGUMENTS.get(command, [])]
         yield f"{command} unknown flag", [*base, "--no-such-flag"], "--no-such-flag"
         if any(parameter.required for parameter in COMMANDS[command].params):
-            yield f"{command} without arguments", [command], "missing argument"
+            yield f"{command} without arguments", [command], "missing"
         for name in NUMBERS.get(command, ()):
             for value in ("nan", "1e999") if name in FLOATS else ("x",):
                 yield f"{command} {name} {value[:20]!r}", [*base, name, value], name
