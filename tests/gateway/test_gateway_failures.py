@@ -149,8 +149,8 @@ async def test_a_client_whose_host_is_silent(
         await stage.event("cancelled", item["example_id"])
 
 
-async def test_health_is_that_of_the_fleet(stage: Stage, dealers: Dealers) -> None:
-    """The classic client is told of trouble; the new one gets no answer until there is none."""
+async def test_health_is_that_of_the_fleet(stage: Stage, dealers: Dealers, caplog: pytest.LogCaptureFixture) -> None:
+    """The classic client is told of trouble, and the log; the new one gets no answer until there is none."""
     async with gateway(stage) as running:
         client = dealers.connect(running)
         await client.send(b"health", b"ping")
@@ -169,3 +169,9 @@ async def test_health_is_that_of_the_fleet(stage: Stage, dealers: Dealers) -> No
         await becomes(lambda: bool(running.troubles()), timeout_s=30)
         await client.send(b"health", b"ping")
         assert not (await client.answer(b"health"))["success"]
+    said = [record.getMessage() for record in caplog.records if record.name == "envbus.gateway"]
+    assert [line.split(":")[0] for line in said] == [
+        "requests for env stage wait",
+        "env stage takes rollouts",
+        "requests for env stage wait",
+    ]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from envbus.client import NATSEnvClient
 from envbus.errors import CallTimeoutError, EnvbusError
+
+log = logging.getLogger("envbus.gateway")
 
 INTERVAL_S = 1.0
 UNANSWERED = 3
@@ -25,9 +28,15 @@ class FleetHealth:
         self.trouble: str | None = "the gateway has just started"
 
     async def watch(self) -> None:
-        """Ask for ever."""
+        """Ask for ever; what changes is logged."""
+        had_trouble = False
         while True:
             await self.ask()
+            if self.trouble is not None and not had_trouble:
+                log.warning("requests for env %s wait: %s", self._client.env, self.trouble)
+            elif self.trouble is None and had_trouble:
+                log.warning("env %s takes rollouts", self._client.env)
+            had_trouble = self.trouble is not None
             await asyncio.sleep(INTERVAL_S)
 
     async def ask(self) -> None:
