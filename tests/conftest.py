@@ -7,6 +7,7 @@ import functools
 import inspect
 import os
 import secrets
+import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
@@ -73,10 +74,10 @@ def prefix() -> str:
 
 @pytest.fixture(autouse=True)
 def no_leaks(request: pytest.FixtureRequest, clean_environment: None) -> Iterator[None]:
-    """Fail a test that leaves a thread or a child process behind."""
+    """Fail a test that leaves a thread, a child process or a signal handler behind."""
     if {"nats_url", "session_nats"} & set(request.fixturenames):
         request.getfixturevalue("session_nats")
-    threads, children = live_threads(), live_children()
+    threads, children, handlers = live_threads(), live_children(), signal_handlers()
     yield
     deadline = time.monotonic() + SETTLE_S
     for thread in live_threads() - threads:
@@ -87,6 +88,7 @@ def no_leaks(request: pytest.FixtureRequest, clean_environment: None) -> Iterato
     left_children = live_children() - children
     assert not left_threads, f"threads left behind: {[thread.name for thread in left_threads]}"
     assert not left_children, f"child processes left behind: {[describe_process(child) for child in left_children]}"
+    assert signal_handlers() == handlers, "what SIGINT or SIGTERM does was changed for the tests that follow"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -125,6 +127,10 @@ def run_in_thread(function: Callable[[], Awaitable[T]]) -> T:
 
 def live_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if not thread.daemon}
+
+
+def signal_handlers() -> list[Any]:
+    return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
 
 def live_children() -> set[psutil.Process]:

@@ -133,6 +133,10 @@ class NATSEnvServer:
             EnvironmentLoadError: The environment could not be loaded.
             BusAuthError: NATS refused the credentials.
         """
+        with self._stops.keeping_signals():
+            await self._run_on_bus()
+
+    async def _run_on_bus(self) -> None:
         self._started = True
         self._loop = asyncio.get_running_loop()
         self._crossing = Crossing(self._loop)

@@ -98,8 +98,21 @@ class Stops:
                 signal.signal(number, handler)
 
     @contextmanager
+    def keeping_signals(self) -> Iterator[None]:
+        """Around all of a run: the program that goes on after it has its own handlers again."""
+        if not self._owns_signals:
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+    @contextmanager
     def while_serving(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-        """Signals go through the stages; ignored once this ends, so that the teardown runs to its end."""
+        """Signals go through the stages; then ignored up to the end of the run, so that the teardown is not cut."""
         if not self._owns_signals:
             yield
             return

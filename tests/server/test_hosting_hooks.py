@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import ModuleType
@@ -135,3 +136,17 @@ def test_a_taskset_is_told_by_what_its_module_exports() -> None:
         module = ModuleType("some_module")
         vars(module).update({**exported, "__all__": list(exported), "Unexported": own})
         assert (_taskset_loader("some-module", module) is not None) is is_taskset
+
+
+async def test_signals_do_what_they_did_before_once_a_server_has_ended(nats_url: str, prefix: str) -> None:
+    """A program that serves for a while can be ended by SIGTERM afterwards, and so can what it starts."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    hosted = Hosted()
+    server = NATSEnvServer("hooks", address=nats_url, prefix=prefix, environment=hosted)
+    running = asyncio.create_task(server.run())
+    while "open" not in hosted.events:
+        await asyncio.sleep(0.01)
+    signal.raise_signal(signal.SIGTERM)
+    await asyncio.wait_for(running, 30)
+    assert hosted.events[-1] == "close"
+    assert {number: signal.getsignal(number) for number in before} == before
