@@ -30,6 +30,7 @@ class Hosted:
         self.clients: list[Any] = []
         self.events: list[str] = []
         self.opening = asyncio.Event()
+        self.opened = asyncio.Event()
         self.may_open = asyncio.Event()
         self.may_open.set()
         self.trouble: Exception | None = None
@@ -41,6 +42,7 @@ class Hosted:
         if self.trouble is not None:
             raise self.trouble
         self.events.append("open")
+        self.opened.set()
 
     async def run_rollout(self, input: Any, client: Any, model: str, *arguments: Any, **options: Any) -> Any:
         self.clients.append(client)
@@ -144,8 +146,7 @@ async def test_signals_do_what_they_did_before_once_a_server_has_ended(nats_url:
     hosted = Hosted()
     server = NATSEnvServer("hooks", address=nats_url, prefix=prefix, environment=hosted)
     running = asyncio.create_task(server.run())
-    while "open" not in hosted.events:
-        await asyncio.sleep(0.01)
+    await asyncio.wait_for(hosted.opened.wait(), 30)
     signal.raise_signal(signal.SIGTERM)
     await asyncio.wait_for(running, 30)
     assert hosted.events[-1] == "close"
