@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import logging
 import os
 import secrets
 import signal
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
@@ -16,6 +18,8 @@ from typing import Any, TypeVar
 
 import psutil
 import pytest
+import server_forks
+from cli_forks import CliForks
 from hypothesis import settings as hypothesis_settings
 
 from envbus.bus.embedded import EmbeddedNats
@@ -26,8 +30,33 @@ hypothesis_settings.register_profile("envbus", deadline=None, derandomize=bool(o
 hypothesis_settings.load_profile("envbus")
 
 T = TypeVar("T")
-SETTLE_S = 3.0
+SETTLE_S = 10.0
 """How long a test's threads, processes and tasks may take to end after it."""
+LONG_FILES = (
+    "test_controller_live.py",
+    "test_controller_up.py",
+    "test_chaos_run.py",
+    "test_fleet_storm.py",
+    "test_operator_commands.py",
+    "test_operator_fleet.py",
+    "test_docs_code.py",
+    "test_dashboard_browser.py",
+    "test_many_jobs.py",
+    "test_cases_fleet.py",
+    "test_cases_cli.py",
+    "test_partition.py",
+    "test_gateway_failures.py",
+    "test_cli_fleet.py",
+    "test_cli_eval.py",
+    "test_sidecar.py",
+    "test_nodes.py",
+    "test_slurm.py",
+    "test_nats_readme.py",
+    "test_containers_run.py",
+    "test_shared_fleet.py",
+    "test_isolation.py",
+)
+"""Half a minute and more, the longest first: one that began last would be waited for by idle workers."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -53,6 +82,14 @@ def session_nats(clean_environment: None) -> Iterator[EmbeddedNats]:
     run_in_thread(nats.stop)
 
 
+@pytest.fixture(scope="session")
+def cli_forks(clean_environment: None) -> Iterator[CliForks]:
+    """Runs command lines without the time of their imports."""
+    forks = CliForks()
+    yield forks
+    forks.close()
+
+
 @pytest.fixture
 def nats_url(session_nats: EmbeddedNats) -> str:
     """Address of the suite's nats-server."""
@@ -74,10 +111,10 @@ def prefix() -> str:
 
 @pytest.fixture(autouse=True)
 def no_leaks(request: pytest.FixtureRequest, clean_environment: None) -> Iterator[None]:
-    """Fail a test that leaves a thread, a child process or a signal handler behind."""
+    """Fail a test that leaves a thread or a child process behind, or this process other than it was."""
     if {"nats_url", "session_nats"} & set(request.fixturenames):
         request.getfixturevalue("session_nats")
-    threads, children, handlers = live_threads(), live_children(), signal_handlers()
+    threads, children, state = live_threads(), live_children(), process_state()
     yield
     deadline = time.monotonic() + SETTLE_S
     for thread in live_threads() - threads:
@@ -88,14 +125,20 @@ def no_leaks(request: pytest.FixtureRequest, clean_environment: None) -> Iterato
     left_children = live_children() - children
     assert not left_threads, f"threads left behind: {[thread.name for thread in left_threads]}"
     assert not left_children, f"child processes left behind: {[describe_process(child) for child in left_children]}"
-    assert signal_handlers() == handlers, "what SIGINT or SIGTERM does was changed for the tests that follow"
+    assert process_state() == state, "changed for the tests that follow"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have every async test checked for tasks that it leaves behind."""
+    """Put long files first; have every async test checked for tasks that it leaves behind."""
+    items.sort(key=lambda item: LONG_FILES.index(item.path.name) if item.path.name in LONG_FILES else len(LONG_FILES))
     for item in items:
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
             item.obj = without_task_leaks(item.obj)
+
+
+def pytest_sessionfinish() -> None:
+    for forks in server_forks.started():
+        forks.close()
 
 
 def without_task_leaks(
@@ -106,13 +149,22 @@ def without_task_leaks(
     @functools.wraps(test)
     async def checked(*args: Any, **kwargs: Any) -> None:
         before = asyncio.all_tasks()
-        await test(*args, **kwargs)
+        try:
+            await test(*args, **kwargs)
+        finally:
+            await close_local_clients()
         left = asyncio.all_tasks() - before
         if left:
             _, left = await asyncio.wait(left, timeout=SETTLE_S)
         assert not left, f"tasks left behind: {[str(task.get_coro()) for task in left]}"
 
     return checked
+
+
+async def close_local_clients() -> None:
+    """Model clients that were made in a test's loop end with it: garbage later, they would fail another test."""
+    if (module := sys.modules.get("envbus.environments.model_client")) is not None:
+        await module.close_clients()
 
 
 def run_in_thread(function: Callable[[], Awaitable[T]]) -> T:
@@ -129,14 +181,22 @@ def live_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if not thread.daemon}
 
 
-def signal_handlers() -> list[Any]:
-    return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+def process_state() -> dict[str, Any]:
+    """What a test could change for those after it."""
+    log = logging.getLogger("envbus")
+    return {
+        "signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
+        "folder": os.getcwd(),
+        "variables": {name: value for name, value in os.environ.items() if name.startswith(("ENVBUS_", "NATS_"))},
+        "logger": (log.level, log.propagate, log.disabled),
+    }
 
 
 def live_children() -> set[psutil.Process]:
     """This process's descendants, zombies included: they wait to be reaped."""
     children = psutil.Process().children(recursive=True)
-    return {child for child in children if "multiprocessing" not in describe_process(child)}
+    kept = {forks.pid for forks in server_forks.started()}
+    return {c for c in children if c.pid not in kept and "multiprocessing" not in describe_process(c)}
 
 
 def describe_process(process: psutil.Process) -> str:

@@ -116,7 +116,7 @@ class Process:
         except subprocess.TimeoutExpired:
             self._note_death("killed")
             kill_group(self._popen.pid)
-            self._popen.wait(5)
+            self._popen.wait(20)
             code = None
         self._close_lifeline()
         return code
@@ -125,7 +125,7 @@ class Process:
         """Leave nothing, whatever state it is in."""
         if self._popen is not None and self._popen.poll() is None:
             kill_group(self._popen.pid)
-            self._popen.wait(5)
+            self._popen.wait(20)
         self._close_lifeline()
 
     def order(self, do: str, **more: Any) -> None:

@@ -19,6 +19,7 @@ class Link:
         half_open: Connections are accepted, and what is sent on them disappears.
         delay_s: How long each piece is under way.
         bytes_per_s: How much may pass in each direction; 0: as much as can.
+        swallowed_bytes: What has disappeared in it so far.
     """
 
     def __init__(self, target_port: Callable[[], int]) -> None:
@@ -30,6 +31,7 @@ class Link:
         self.half_open = False
         self.delay_s = 0.0
         self.bytes_per_s = 0.0
+        self.swallowed_bytes = 0
         self.port = 0
 
     @property
@@ -99,7 +101,9 @@ class Link:
         sending = asyncio.create_task(self._send(queue, writer))
         try:
             while not sending.done() and (data := await reader.read(CHUNK_BYTES)):
-                if not self.half_open:
+                if self.half_open:
+                    self.swallowed_bytes += len(data)
+                else:
                     await queue.put((asyncio.get_running_loop().time() + self.delay_s, data))
         finally:
             sending.cancel()

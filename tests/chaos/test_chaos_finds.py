@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import chaos_ledger as ledger
 import chaos_process
 import pytest
 from chaos_proxy import Link
@@ -89,9 +90,14 @@ async def test_a_lost_receipt_is_repeated(session_nats: EmbeddedNats, prefix: st
 
 async def lose_a_receipt(site: Site, lost_on: str) -> None:
     link: Link = getattr(site, lost_on)
-    await site.client.run_rollout(item(bytes=0), None, "m")
-    link.half_open = True  # within the moment in which receipts are gathered
-    await asyncio.sleep(0.3)
+    for _ in range(20):
+        await site.client.run_rollout(item(bytes=0), None, "m")
+        link.half_open = True  # in most cases within the moment in which receipts are gathered
+        swallowed_bytes = link.swallowed_bytes
+        if site.reception.jobs.held_count == 1:
+            break
+        link.restore()
+    await becomes(lambda: link.swallowed_bytes > swallowed_bytes)
     assert site.reception.jobs.held_count == 1
     link.restore()
     await becomes(lambda: site.reception.jobs.held_count == 0)
@@ -133,8 +139,7 @@ async def test_a_server_with_a_wrong_clock_costs_no_call(nats_url: str, prefix: 
         wrong.start()
         async with NATSEnvClient(nats_url, name="chaos", prefix=prefix, settings=settings) as client:
             await client.run_rollout(call("first"), None, "m")
-            wrong.order("clock", amount=3600.0, for_s=600.0)
-            await asyncio.sleep(0.5)
+            await set_clock_wrong(wrong, tmp_path)
             right.start()
             outputs: list[Any] = await asyncio.gather(
                 *(client.run_rollout(call(f"n{n}"), None, "m") for n in range(20))
@@ -153,12 +158,18 @@ async def test_a_client_with_a_wrong_clock_is_told(nats_url: str, prefix: str, t
         only.start()
         async with NATSEnvClient(nats_url, name="chaos", prefix=prefix, settings=settings) as client:
             await client.wait_for_server(timeout_s=60)
-            only.order("clock", amount=3600.0, for_s=600.0)
-            await asyncio.sleep(0.5)
+            await set_clock_wrong(only, tmp_path)
             with pytest.raises(LateRequestError, match="clocks of the two hosts differ"):
                 await asyncio.wait_for(client.run_rollout(call("late"), None, "m"), 60)
     finally:
         only.reap()
+
+
+async def set_clock_wrong(process: chaos_process.Process, folder: Path) -> None:
+    """Have the process's clock wrong by an hour, and wait until it is."""
+    process.order("clock", amount=3600.0, for_s=600.0)
+    process.order("vitals", tag="clock is wrong")
+    await becomes(lambda: any(entry["tag"] == "clock is wrong" for entry in ledger.read(folder, ledger.VITALS)))
 
 
 def server_process(name: str, url: str, prefix: str, folder: Path) -> chaos_process.Process:

@@ -8,11 +8,12 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from cli_forks import CliForks
 
 ENVS = Path(__file__).parent / "envs"
 MARK = "ENVBUS_TEST_MARK"
@@ -31,9 +32,13 @@ class Ended:
 
 @dataclass
 class Cli:
-    """Starts commands in one folder; every process that comes of them carries a mark in its environment."""
+    """Starts commands in one folder; every process that comes of them carries a mark in its environment.
+
+    With forks, commands that are run to their end need not import everything anew.
+    """
 
     folder: Path
+    forks: CliForks | None = None
     variables: dict[str, str] = field(default_factory=dict)
     mark: str = field(default_factory=lambda: secrets.token_hex(8))
 
@@ -50,18 +55,42 @@ class Cli:
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-P", "-m", "envbus", *arguments]
 
-    def run(self, *arguments: str, variables: Mapping[str, str] | None = None, timeout_s: float = 120) -> Ended:
+    def run(
+        self,
+        *arguments: str,
+        variables: Mapping[str, str] | None = None,
+        timeout_s: float = 120,
+        fresh: bool = False,
+    ) -> Ended:
+        """Run a command to its end; a fresh one starts from nothing, as from a shell."""
         started = time.monotonic()
-        done = subprocess.run(
-            self.command(*arguments),
-            cwd=self.folder,
-            env=self.environ(variables),
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            stdin=subprocess.DEVNULL,
-        )
-        return Ended(done.returncode, done.stdout, done.stderr, time.monotonic() - started)
+        if self.forks is None or fresh:
+            done = subprocess.run(
+                self.command(*arguments),
+                cwd=self.folder,
+                env=self.environ(variables),
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                stdin=subprocess.DEVNULL,
+            )
+            return Ended(done.returncode, done.stdout, done.stderr, time.monotonic() - started)
+        [ended] = self.run_all([arguments], variables=variables, timeout_s=timeout_s)
+        return ended
+
+    def run_all(
+        self,
+        commands: Iterable[Sequence[str]],
+        *,
+        variables: Mapping[str, str] | None = None,
+        timeout_s: float = 120,
+    ) -> list[Ended]:
+        """Run commands that have nothing to do with each other, some at the same time."""
+        assert self.forks is not None
+        started = time.monotonic()
+        lines = [list(command) for command in commands]
+        done = self.forks.run(lines, folder=self.folder, environ=self.environ(variables), timeout_s=timeout_s)
+        return [Ended(*ended, time.monotonic() - started) for ended in done]
 
     def start(self, *arguments: str, variables: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         return subprocess.Popen(

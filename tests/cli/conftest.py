@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from cli_forks import CliForks
 from cli_process import ENVS, Cli, wait_for_line
 
 
 @pytest.fixture
-def cli(tmp_path: Path) -> Iterator[Cli]:
+def cli(tmp_path: Path, cli_forks: CliForks) -> Iterator[Cli]:
     """The command line, run in an empty folder; whatever a failed test leaves is killed."""
-    cli = Cli(tmp_path)
+    cli = Cli(tmp_path, cli_forks)
     yield cli
     cli.kill_all()
 
@@ -22,9 +23,8 @@ def serve(cli: Cli, nats_url: str, prefix: str) -> Iterator[Callable[..., subpro
     started: list[subprocess.Popen[str]] = []
 
     def start(env_id: str, *options: str, until: str = "is ready") -> subprocess.Popen[str]:
-        process = cli.start(
-            "serve", env_id, "--prefix", prefix, "--env-dir-path", str(ENVS), *options, variables={"NATS_URL": nats_url}
-        )
+        where = ("--prefix", prefix, "--env-dir-path", str(ENVS), "--allow-url", "http://127.0.0.1:*")
+        process = cli.start("serve", env_id, *where, *options, variables={"NATS_URL": nats_url})
         started.append(process)
         if until:
             wait_for_line(process, until, stream="stderr")

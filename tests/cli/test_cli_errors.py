@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import http.server
-import json
 import os
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from cli_forks import CliForks
 from cli_process import ENVS, QUICK, Cli
 
 DEMO = ("-n", "1", "-r", "1", "--demo-model")
@@ -40,23 +37,15 @@ WRONG = [
     (["serve", "reverse-text"], ["--address", "--embedded"]),
     (["serve", "reverse-text", "--embedded", "--allow-key", "X"], ["--allow-key", "VARIABLE=https://host"]),
 ]
-MANY = Path(__file__).parent.parent / "fuzz" / "cli_many.py"
 
 
 @pytest.fixture(scope="module")
-def wrong(tmp_path_factory: pytest.TempPathFactory, clean_environment: None) -> list[tuple[int, str]]:
-    """Code and errors of each of WRONG; one process forks them all."""
-    done = subprocess.run(
-        [sys.executable, MANY],
-        input=json.dumps([arguments for arguments, _ in WRONG]),
-        capture_output=True,
-        text=True,
-        cwd=tmp_path_factory.mktemp("wrong"),
-        env={**os.environ, "PRIME_API_KEY": "", "OPENAI_API_KEY": "", "COLUMNS": "200"},
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
-    return [(code, err) for code, err in json.loads(done.stdout)]
+def wrong(tmp_path_factory: pytest.TempPathFactory, cli_forks: CliForks) -> list[tuple[int, str]]:
+    """Code and errors of each of WRONG."""
+    environ = {**os.environ, "PRIME_API_KEY": "", "OPENAI_API_KEY": "", "COLUMNS": "200"}
+    lines = [arguments for arguments, _ in WRONG]
+    done = cli_forks.run(lines, folder=tmp_path_factory.mktemp("wrong"), environ=environ, timeout_s=60)
+    return [(code, err) for code, _, err in done]
 
 
 @pytest.mark.parametrize("number", range(len(WRONG)), ids=lambda number: " ".join(WRONG[number][0][:4]))

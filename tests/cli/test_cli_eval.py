@@ -20,7 +20,7 @@ def rows_of(folder: Path) -> list[dict[str, object]]:
 
 
 def test_default_flow_prints_every_reward_and_leaves_nothing(cli: Cli) -> None:
-    ended = cli.run("eval", "reverse-text", "-n", "5", "-r", "3", "--demo-model")
+    ended = cli.run("eval", "reverse-text", "-n", "5", "-r", "3", "--demo-model", fresh=True)
     assert ended.code == 0, ended.err
     rewards = re.findall(r"^ex \d+: (\d\.\d\d) (\d\.\d\d) (\d\.\d\d)$", ended.out, re.MULTILINE)
     assert len(rewards) == 5
@@ -113,7 +113,7 @@ def test_rollout_timeout_fails_only_the_slow_rollouts(cli: Cli) -> None:
 def test_a_stuck_pool_does_not_hold_up_the_end(cli: Cli) -> None:
     """P65: the process is gone soon after its summary, over the bus and in-process."""
     for place in ((), ("--disable-env-server",)):
-        ended = cli.run("eval", *PROBE, "-a", '{"mode": "stuck_pool"}', "-n", "1", "-r", "1", *place)
+        ended = cli.run("eval", *PROBE, "-a", '{"mode": "stuck_pool"}', "-n", "1", "-r", "1", *place, fresh=True)
         assert ended.code == 0, ended.err
         assert ended.seconds < 100, "the stuck job itself would take 10 minutes"
         unexpected = [line for line in ended.err.splitlines() if "probe env logs" not in line]

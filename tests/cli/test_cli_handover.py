@@ -32,7 +32,7 @@ def vf_eval(folder: Path, *arguments: str, **variables: str) -> subprocess.Compl
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
     )
 
 

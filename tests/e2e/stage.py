@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import secrets
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -16,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import nats
+from server_forks import server_forks
 
 from envbus import ClientSettings, NATSEnvClient
-from envbus.bus.lifeline import Lifeline, kill_group, spawn_group
+from envbus.bus.lifeline import Lifeline, kill_group
 from envbus.bus.messages import Beat, parse_as
 from envbus.bus.subjects import all_beats
 
@@ -35,7 +34,7 @@ CLIENT_SETTINGS: dict[str, Any] = {
 }
 
 
-def wait_stopped(pid: int, timeout_s: float = 5) -> None:
+def wait_stopped(pid: int, timeout_s: float = 20) -> None:
     """Wait until every thread of a process that was sent SIGSTOP has really stopped: on a busy machine each stops
     only when it is next scheduled, and until then it goes on."""
     give_up_at = time.monotonic() + timeout_s
@@ -54,15 +53,8 @@ class ServerProcess:
     def __init__(self, spec: dict[str, Any], log_file: Path) -> None:
         self.log_file = log_file
         self._lifeline = Lifeline()
-        environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent.parent)])}
         with open(log_file, "ab") as log:
-            self.popen = spawn_group(
-                [sys.executable, HERE / "stage_server.py", json.dumps(spec)],
-                lifeline=self._lifeline,
-                env=environ,
-                stdout=log,
-                stderr=log,
-            )
+            self.popen = server_forks().launch(spec, lifeline_fd=self._lifeline.read_fd, log_fd=log.fileno())
         self._lifeline.close_read_end()
 
     @property
@@ -78,7 +70,7 @@ class ServerProcess:
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
-        self.popen.wait(5)
+        self.popen.wait(20)
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
@@ -89,14 +81,14 @@ class ServerProcess:
         finally:
             self.signal(signal.SIGCONT)
 
-    async def exit_code(self, timeout_s: float = 30) -> int:
+    async def exit_code(self, timeout_s: float = 40) -> int:
         return await asyncio.to_thread(self.popen.wait, timeout_s)
 
     def reap(self) -> None:
         if self.popen.poll() is None:
             self.signal(signal.SIGCONT)
             kill_group(self.pid)
-            self.popen.wait(5)
+            self.popen.wait(20)
         self._lifeline.close()
 
 

@@ -229,7 +229,8 @@ class StageEnv:
                 while time.monotonic() < until:
                     sum(range(1000))
             case "block":
-                time.sleep(item["t"])  # noqa: ASYNC251 - an env that blocks its loop
+                while os.path.exists(item["while"]):  # noqa: ASYNC240
+                    time.sleep(0.01)  # noqa: ASYNC251 - an env that blocks its loop
             case "big":
                 await asyncio.sleep(item.get("t", 0))
                 return {"blob": os.urandom(item["n"])}

@@ -29,7 +29,7 @@ async def test_a_job_of_a_killed_server_finishes_on_another(pair: Stage) -> None
         before = time.monotonic()
         pair.server_of(first).kill()
         output = await call
-        assert time.monotonic() - before < 8
+        assert time.monotonic() - before < 30
         assert output["pid"] == pair.other(pair.server_of(first)).pid
         second = await pair.event("start", item["example_id"], count=2)
         assert first["job"] == second["job"]
@@ -49,13 +49,13 @@ async def test_with_no_server_left_the_call_ends_with_env_server_and_cause(stage
         server.kill()
         with pytest.raises(ServerLostError, match=rf"server {info.server[:8]} is gone.*env 'stage'") as caught:
             await call
-        assert time.monotonic() - before < 4
+        assert time.monotonic() - before < 20
         assert caught.value.retryable
         await settled(client)
         before = time.monotonic()
         with pytest.raises(NoServerError, match="'stage'"):
             await run(client, do())
-        assert time.monotonic() - before < 4
+        assert time.monotonic() - before < 20
 
 
 async def test_attempts_are_bounded(pair: Stage) -> None:
@@ -80,7 +80,7 @@ async def test_a_frozen_server_loses_its_job_and_its_copy_is_stopped_when_it_wak
         first = await pair.event("start", item["example_id"])
         frozen = pair.server_of(first)
         with frozen.frozen():
-            output = await asyncio.wait_for(call, 5)
+            output = await asyncio.wait_for(call, 30)
             assert output["pid"] == pair.other(frozen).pid
         stopped = await pair.event("cancelled", item["example_id"])
         assert stopped["pid"] == frozen.pid
@@ -100,7 +100,7 @@ async def test_a_server_that_wakes_first_delivers_and_the_second_copy_is_stopped
         frozen = pair.server_of(first)
         with frozen.frozen():
             await pair.event("start", item["example_id"], count=2)
-        output = await asyncio.wait_for(call, 5)
+        output = await asyncio.wait_for(call, 30)
         assert output["pid"] == frozen.pid
         stopped = await pair.event("cancelled", item["example_id"])
         assert stopped["pid"] == pair.other(frozen).pid
@@ -116,7 +116,7 @@ async def test_a_frozen_member_of_the_queue_group_delays_nothing_for_long(pair: 
         with frozen.frozen():
             before = time.monotonic()
             outputs = await asyncio.gather(*(run(client, item) for item in items))
-            assert time.monotonic() - before < 4
+            assert time.monotonic() - before < 20
             assert {output["pid"] for output in outputs} == {pair.servers[1].pid}
         await pair.ready()
         await pair.idle()
@@ -130,7 +130,7 @@ async def test_pushes_that_a_frozen_server_swallowed_do_not_run_there_for_nobody
     items = [do("slow_then", t=0.1, t_again=60) for _ in range(12)]
     async with pair.client() as client:
         with frozen.frozen():
-            await asyncio.wait_for(asyncio.gather(*(run(client, item) for item in items)), 10)
+            await asyncio.wait_for(asyncio.gather(*(run(client, item) for item in items)), 40)
         await pair.idle()
         await settled(client)
 
@@ -148,7 +148,7 @@ async def test_a_frozen_server_that_is_killed_is_known_to_be_gone(pair: Stage) -
         holder = pair.server_of(await pair.event("start", item["example_id"]))
         with holder.frozen():
             holder.kill()
-            await asyncio.wait_for(call, 4)
+            await asyncio.wait_for(call, 30)
         await settled(client)
 
 
@@ -159,6 +159,6 @@ async def test_a_large_result_of_a_server_that_dies_is_made_again(pair: Stage) -
         call = asyncio.create_task(run(client, item))
         first = await pair.event("end", item["example_id"])
         pair.server_of(first).kill()
-        output = await asyncio.wait_for(call, 10)
+        output = await asyncio.wait_for(call, 60)
         assert len(output["blob"]) == 60_000_000
         await settled(client)

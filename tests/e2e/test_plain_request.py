@@ -19,7 +19,7 @@ async def bare(shared: Stage) -> AsyncIterator[Client]:
     async with shared.client() as client:
         await client.wait_for_server(timeout_s=READY_S)
     connection = await nats.connect(shared.url)
-    await connection.request(f"{shared.prefix}.stage.info", b"", timeout=5)  # its reply inbox is there from here on
+    await connection.request(f"{shared.prefix}.stage.info", b"", timeout=20)  # its reply inbox is there from here on
     yield connection
     await connection.close()
 
@@ -36,19 +36,19 @@ async def replies_to(bare: Client, subject: str, data: bytes) -> list[Any]:
     inbox = bare.new_inbox()
     subscription = await bare.subscribe(inbox, cb=on_reply)
     await bare.publish(subject, data, reply=inbox)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await came.wait()
-    await bare.request(subject, msgpack.packb({"input": do("slow", t=0.05), "model": "m"}), timeout=5)
+    await bare.request(subject, msgpack.packb({"input": do("slow", t=0.05), "model": "m"}), timeout=20)
     await subscription.unsubscribe()
     return replies
 
 
 async def served(bare: Client, subject: str) -> None:
     """Have one rollout run, as soon as the server has given up the credit that another message used."""
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(20):
         while True:
             try:
-                await bare.request(subject, msgpack.packb({"input": do(), "model": "m"}), timeout=2)
+                await bare.request(subject, msgpack.packb({"input": do(), "model": "m"}), timeout=20)
                 return
             except nats.errors.NoRespondersError:
                 await asyncio.sleep(0.01)
@@ -125,7 +125,7 @@ async def test_a_full_server_gives_a_plain_request_a_503(stage: Stage) -> None:
     first = asyncio.create_task(connection.request(subject, msgpack.packb({"input": held, "model": "m"}), timeout=60))
     await stage.event("start", held["example_id"])
     with pytest.raises(nats.errors.NoRespondersError):
-        await connection.request(subject, msgpack.packb({"input": do(), "model": "m"}), timeout=2)
+        await connection.request(subject, msgpack.packb({"input": do(), "model": "m"}), timeout=20)
     assert msgpack.unpackb((await first).data)["ok"] is True
     await connection.close()
     await stage.idle()

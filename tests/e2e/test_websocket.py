@@ -50,7 +50,7 @@ async def test_a_ws_address_where_nobody_listens_is_an_error(two_doors: Embedded
     await two_doors.kill()
     connection = Connection(resolve_bus_options(url), name="test")
     with pytest.raises(BusUnreachableError, match="connection refused"):
-        await connection.open(timeout_s=2)
+        await connection.open(timeout_s=20)
     await connection.close()
     gc.collect()  # what aiohttp has left open warns now
 
@@ -62,13 +62,13 @@ async def test_a_ws_connection_comes_back(two_doors: EmbeddedNats) -> None:
     config = f'websocket {{ host: "127.0.0.1", port: {port}, no_tls: true }}'
     async with EmbeddedNats(config=config) as nats:
         connection = Connection(resolve_bus_options(f"ws://127.0.0.1:{port}"), name="test")
-        await connection.open(timeout_s=5)
+        await connection.open(timeout_s=20)
         await nats.kill()
         await nats.restart()
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             await connection.wait_up()
         token = connection.inbox.route(lambda message: connection.send(message.reply, message.data))
-        reply = await connection.request(connection.inbox.reply_subject(token), b"again", timeout_s=5)
+        reply = await connection.request(connection.inbox.reply_subject(token), b"again", timeout_s=20)
         assert reply == b"again"
         await connection.close()
     gc.collect()

@@ -181,6 +181,7 @@ def a_client(url: str, prefix: str, **settings: Any) -> NATSEnvClient:
 @asynccontextmanager
 async def a_site(url: str, prefix: str) -> AsyncIterator[Site]:
     site = Site(url, prefix)
+    level = logging.getLogger("envbus").level
     running = asyncio.create_task(site.server.run())
     try:
         await site.client.wait_for_server(timeout_s=BOUND_S)
@@ -189,6 +190,7 @@ async def a_site(url: str, prefix: str) -> AsyncIterator[Site]:
         await site.client.close()
         await site.server.close()
         await running
+        logging.getLogger("envbus").setLevel(level)  # orders change it
 
 
 async def becomes(condition: Callable[[], bool], *, what: Callable[[], str]) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.main
+from cli_forks import CliForks
 
 from envbus.cli.main import app
 
@@ -103,21 +100,12 @@ OUT_OF_RANGE = [
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory, clean_environment: None) -> dict[str, tuple[int, str]]:
+def ended(tmp_path_factory: pytest.TempPathFactory, cli_forks: CliForks) -> dict[str, tuple[int, str]]:
     """Every command line, run; none reaches a bus."""
     lines = {what: arguments for what, arguments, _ in command_lines()}
-    folder = tmp_path_factory.mktemp("lines")
-    done = subprocess.run(
-        [sys.executable, Path(__file__).parent / "cli_many.py"],
-        input=json.dumps(list(lines.values())),
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env={**os.environ, "ENVBUS_URL": closed_address(), "ENVBUS_CLIENT_CONNECT_TIMEOUT_S": "0.2", "COLUMNS": "200"},
-        timeout=250,
-    )
-    assert done.returncode == 0, done.stderr
-    return dict(zip(lines, json.loads(done.stdout), strict=True))
+    environ = {**os.environ, "ENVBUS_URL": closed_address(), "ENVBUS_CLIENT_CONNECT_TIMEOUT_S": "0.2", "COLUMNS": "200"}
+    done = cli_forks.run(lines.values(), folder=tmp_path_factory.mktemp("lines"), environ=environ, timeout_s=30)
+    return {what: (code, err) for what, (code, _, err) in zip(lines, done, strict=True)}
 
 
 def test_every_wrong_command_line_is_one_sentence(ended: dict[str, tuple[int, str]]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from envbus.controller.isolation import Limits
 from envbus.controller.policies import AutoscalePolicy, LivenessPolicy, RestartPolicy
 from envbus.controller.spec import BusSpec, ControllerSpec, EnvSpec, FleetSpec, read_fleet_file
 from envbus.errors import UsageError
@@ -43,6 +44,7 @@ TABLES: dict[str, tuple[Any, str]] = {
     "env": (EnvSpec, '[bus]\nprefix = "p"\n[[env]]\n{id}{line}\n'),
     "autoscale": (AutoscalePolicy, '[[env]]\nid = "a"\n[env.autoscale]\n{line}\n'),
     "restart": (RestartPolicy, '[[env]]\nid = "a"\n[env.restart]\n{line}\n'),
+    "limits": (Limits, '[[env]]\nid = "a"\n[env.limits]\n{line}\n'),
     "liveness": (LivenessPolicy, '[[env]]\nid = "a"\n[env.liveness]\n{line}\n'),
 }
 

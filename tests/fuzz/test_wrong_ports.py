@@ -134,5 +134,6 @@ async def test_the_command_line_says_so_too() -> None:
         )
     assert done.returncode == 2
     assert [line for line in done.stderr.splitlines() if "WARNING" not in line] == [
-        f"error[bus_unreachable]: {where}: something answers there, but it is not NATS; check the port"
+        f"error[bus_unreachable]: {where}: something answers there, but it is not NATS; check the port, or "
+        "tls_first in the context: NATS is silent before TLS if set up so"
     ]

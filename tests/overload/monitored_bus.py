@@ -30,7 +30,7 @@ class MonitoredBus:
         page = f"{self.nats.ports['monitoring'][0]}/varz"
 
         def read() -> dict[str, Any]:
-            with urllib.request.urlopen(page, timeout=5) as answer:
+            with urllib.request.urlopen(page, timeout=20) as answer:
                 return dict(json.load(answer))
 
         return await asyncio.to_thread(read)

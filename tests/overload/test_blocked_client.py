@@ -62,7 +62,7 @@ async def test_calls_that_are_given_up_make_room(stage: Stage) -> None:
         for call in given_up:
             call.cancel()
         await asyncio.gather(*given_up, return_exceptions=True)
-        assert await asyncio.wait_for(size_of_result(client, 2 * MB), 10) == 2 * MB
+        assert await asyncio.wait_for(size_of_result(client, 2 * MB), 40) == 2 * MB
         await settled(client)
         await becomes(lambda: len(undelivered(client)) == 0)
         assert client._session is not None

@@ -137,7 +137,7 @@ async def test_fetches_without_end_of_one_result(stage: Stage) -> None:
 async def test_messages_that_nats_does_not_take_are_bounded(own_nats: EmbeddedNats) -> None:
     """A NATS server that hangs with its connections open: what waits for it has a bound, and the rest is dropped."""
     connection = Connection(resolve_bus_options(own_nats.url), name="slow")
-    await connection.open(timeout_s=10)
+    await connection.open(timeout_s=20)
     try:
         assert own_nats._guard is not None
         nats = next(p for p in psutil.Process(own_nats._guard.pid).children() if p.name() == "nats-server")
