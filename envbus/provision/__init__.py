@@ -1,0 +1,1 @@
+"""Who may do what on the bus: NATS configurations, credentials and certificates for a shared fleet."""
