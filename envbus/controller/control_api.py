@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from typing import Any, Protocol
@@ -20,8 +21,10 @@ from envbus.bus.failures import to_failure
 from envbus.bus.messages import Ok, WireMessage, pack, parse, parse_as
 from envbus.bus.subjects import controller, controller_beat
 from envbus.bus.tasks import TaskSet
-from envbus.errors import BadRequestError, EnvbusError, NoServerError, UsageError
+from envbus.errors import BadRequestError, BusPermissionError, EnvbusError, NoServerError, UsageError
 from envbus.notices import Notices
+
+log = logging.getLogger("envbus.controller")
 
 CLAIM_TIMEOUT_S = 3.0
 ENVELOPE_BYTES = 1024
@@ -59,11 +62,17 @@ class ControlApi:
         self._connection = connection
         self._controller_id = controller_id
         self._subject = controller(controller_id, prefix)
-        self._beat_subject = controller_beat(controller_id, prefix)
+        self.beat_subject = controller_beat(controller_id, prefix)
         self._orders = orders
         self._notices = notices
         self._subscriptions: list[Subscription] = []
         self._tasks = TaskSet("the control API")
+        self._is_asking = False
+
+    @property
+    def subscribed(self) -> tuple[str, str]:
+        """What it has subscribed to."""
+        return self._subject, self.beat_subject
 
     async def open(self) -> None:
         """Claim the name and listen.
@@ -74,7 +83,7 @@ class ControlApi:
         await self._check_name()
         self._subscriptions = [
             await self._connection.subscribe(self._subject, self._on_request),
-            await self._connection.subscribe(self._beat_subject, self._on_beat),
+            await self._connection.subscribe(self.beat_subject, self._on_beat),
         ]
 
     async def close(self) -> None:
@@ -86,7 +95,7 @@ class ControlApi:
     async def send_beat(self) -> None:
         """Beat once; skipped while the connection is down."""
         try:
-            await self._connection.publish(self._beat_subject, pack(self._report()))
+            await self._connection.publish(self.beat_subject, pack(self._report()))
         except EnvbusError as error:
             text = f"the controller's beat was not sent: {error}"
             self._notices.note("beat not sent", text, time.monotonic(), level=logging.ERROR)
@@ -99,6 +108,9 @@ class ControlApi:
             data = await self._connection.request(self._subject, pack(StatusRequest()), timeout_s=CLAIM_TIMEOUT_S)
             other = parse_as(data, ControllerBeat)
         except NoServerError:
+            return
+        except BusPermissionError as error:
+            log.warning("%s; without it a second controller of this name is not noticed at the start", error)
             return
         except TimeoutError:
             raise UsageError(
@@ -115,9 +127,40 @@ class ControlApi:
             return
         if beat.controller != self._controller_id:
             return
+        if self._is_other(beat) and not self._is_asking:
+            self._is_asking = True
+            self._tasks.spawn(self._ask_rival(beat))
+
+    def _is_other(self, beat: ControllerBeat) -> bool:
         mine = self._orders.report()
-        if (beat.host, beat.pid, beat.started_at) != (mine.host, mine.pid, mine.started_at):
-            self._orders.on_rival(beat)
+        return (beat.host, beat.pid, beat.started_at) != (mine.host, mine.pid, mine.started_at)
+
+    async def _ask_rival(self, beat: ControllerBeat) -> None:
+        """Believe in a rival if it answers to this name, too: a beat alone may come from anybody."""
+        found: asyncio.Future[ControllerBeat] = asyncio.get_running_loop().create_future()
+        token = self._connection.inbox.route(lambda message: self._on_answer(message, found))
+        try:
+            reply = self._connection.inbox.reply_subject(token)
+            await self._connection.publish(self._subject, pack(StatusRequest()), reply=reply)
+            async with asyncio.timeout(CLAIM_TIMEOUT_S):
+                self._orders.on_rival(await found)
+        except TimeoutError:
+            if self._connection.denied("publish", self._subject):
+                self._orders.on_rival(beat)
+            else:
+                text = f"beats of another controller {beat.controller} on host {beat.host} come, but it does not answer"
+                self._notices.note("no rival", text, time.monotonic())
+        finally:
+            self._connection.inbox.unroute(token)
+            self._is_asking = False
+
+    def _on_answer(self, message: Any, found: asyncio.Future[ControllerBeat]) -> None:
+        try:
+            answer = parse_as(message.data, ControllerBeat)
+        except EnvbusError:
+            return
+        if not found.done() and answer.controller == self._controller_id and self._is_other(answer):
+            found.set_result(answer)
 
     def _on_request(self, message: Any) -> None:
         try:

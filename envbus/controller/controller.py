@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -32,17 +33,20 @@ from envbus.bus.subjects import parse_beat
 from envbus.bus.tasks import TaskSet
 from envbus.controller.adoption import ServerRegister
 from envbus.controller.autoscale import Autoscaler
+from envbus.controller.confinement import unset_variables
 from envbus.controller.control_api import ControlApi, name_taken_text
-from envbus.controller.controller_bus import ControllerBus
+from envbus.controller.controller_bus import ControllerBus, StoppedEarlyError
 from envbus.controller.demand import ended_jobs
+from envbus.controller.host_checks import check_host
 from envbus.controller.instructions import Ask, Drain, Instruction, Kill, Launch, Note, Stop
 from envbus.controller.liveness import BLOCKED_LAG_S, Signs
 from envbus.controller.managed_env import ManagedEnv
 from envbus.controller.pages import FleetPages
-from envbus.controller.processes import Ended, Processes, kill_marked
+from envbus.controller.processes import Ended, Processes, Record, clear_remains
 from envbus.controller.reports import BEAT_S, Reports
 from envbus.controller.spec import FleetSpec
 from envbus.errors import BadRequestError, EnvbusError, NoServerError, UsageError
+from envbus.model_urls import LOOPBACK_PATTERNS
 from envbus.notices import Notices
 
 log = logging.getLogger("envbus.controller")
@@ -81,6 +85,8 @@ class Controller:
         self._pages: FleetPages
         self._stopping = False
         self._leaving = False
+        self._ending = asyncio.Event()
+        """One of the two."""
         self._error: EnvbusError | None = None
         self._tasks = TaskSet("the controller")
         self._remains = TaskSet("the controller")
@@ -97,17 +103,29 @@ class Controller:
         """Run until stop(), or an operator's order to stop.
 
         Raises:
-            UsageError: Another controller has this one's name, or the embedded NATS cannot run.
-            BusError: NATS is not reachable at the start.
+            UsageError: Another controller has this one's name, the embedded NATS cannot run, or this host cannot
+                isolate the servers as wanted.
+            BusAuthError: NATS refused the credentials.
+            BusPermissionError: This user may not do all that a controller needs.
         """
-        async with self._bus.open() as (connection, address):
+        await asyncio.to_thread(check_host, self._spec)
+        try:
+            await self._run_on_bus()
+        except StoppedEarlyError:
+            self._say("stopped before NATS was there")
+        if self._error is not None:
+            raise self._error
+
+    async def _run_on_bus(self) -> None:
+        async with self._bus.open(until=self._ending) as (connection, variables):
             self._connection = connection
             connection.listen(Listener(on_reconnected=lambda outage_s: self._stand_still(RETURN_S)))
             self._processes = Processes(
                 self._id,
                 self._spec.controller,
                 prefix=self._spec.bus.prefix,
-                variables={"ENVBUS_URL": address} if address else {},
+                variables=variables,
+                allow_urls=LOOPBACK_PATTERNS if self._bus.nats is not None else (),
             )
             self._reports = Reports(self._id, self._envs, self._processes)
             self._api = ControlApi(
@@ -125,8 +143,6 @@ class Controller:
                 await self._api.close()
                 self._processes.close()
                 self._notices.close(_now())
-        if self._error is not None:
-            raise self._error
 
     def stop(self) -> None:
         """Drain all servers, each within its grace, and end; a second time: cancel what still runs."""
@@ -135,6 +151,7 @@ class Controller:
             self._obey(order for env in self._envs.values() for order in env.supervisor.hurry())
             return
         self._stopping = True
+        self._ending.set()
         now = _now()
         self._obey(order for env in self._envs.values() for order in env.supervisor.stop(now))
         count = sum(len(env.supervisor.servers()) for env in self._envs.values())
@@ -149,6 +166,7 @@ class Controller:
             self.stop()
             return
         self._leaving = True
+        self._ending.set()
 
     async def _open_pages(self) -> None:
         if self._spec.controller.metrics_port is not None:
@@ -163,15 +181,36 @@ class Controller:
         self._adopt()
         subscriptions = [await self._hear(env) for env in self._envs.values()]
         try:
+            await self._check_allowed()
             self._say(f"controller {self._id} runs; logs are in {self._spec.controller.log_dir}")
+            for env in self._envs.values():
+                if unset := unset_variables(env.spec):
+                    self._say(f"not set here, though inherit names it: {', '.join(unset)}", "warning", env=env.name)
             now = _now()
-            self._obey(order for env in self._envs.values() for order in env.supervisor.start(now))
+            if not self._ending.is_set():
+                self._obey(order for env in self._envs.values() for order in env.supervisor.start(now))
             self._tasks.spawn(self._beat_forever())
             await self._watch()
             await self._api.send_beat()
         finally:
             for subscription in subscriptions:
                 await self._connection.leave(subscription)
+
+    async def _check_allowed(self) -> None:
+        """Wait until NATS has judged all that a controller needs; what is sent for that is for nobody."""
+        nobody, published = secrets.token_hex(16), []
+        for env in self._envs.values():
+            for subject, message in (
+                (env.subjects.ctl(nobody), StatusRequest()),
+                (env.subjects.gone, Gone(server=nobody)),
+            ):
+                published.append(subject)
+                await self._connection.publish(subject, pack(message))
+        await self._api.send_beat()
+        beats = [env.subjects.beats for env in self._envs.values()]
+        await self._connection.check_allowed(
+            *beats, *self._api.subscribed, published=[*published, self._api.beat_subject]
+        )
 
     async def _watch(self) -> None:
         """Look after the processes until all have ended after a stop, or they are left."""
@@ -201,6 +240,7 @@ class Controller:
         """Also without adopt: servers that an adopting controller has left must not get doubles."""
         for record in self._register.read():
             if not self._processes.adopt(record):
+                self._remains.spawn(_clear_remains(record))
                 continue
             env = self._envs.get(record.env)
             if env is None:
@@ -244,7 +284,7 @@ class Controller:
         env = self._envs[order.env]
         try:
             record = self._processes.launch(order, env.spec)
-        except OSError as error:
+        except (OSError, UsageError) as error:
             return env.supervisor.exited(order.server, f"cannot be started: {error}", _now())
         log.debug("launched", extra={"server": order.server, "env": order.env, "place": order.slot, "pid": record.pid})
         self._note_servers()
@@ -311,7 +351,7 @@ class Controller:
         env = self._envs[record.env]
         self._connection.send(env.subjects.gone, pack(Gone(server=record.server, reason=ended.summary)))
         self._note_servers()
-        self._remains.spawn(_kill_remains(record.server))
+        self._remains.spawn(_clear_remains(record))
         facts = {"pid": record.pid, "exit": ended.how, "in_flight": env.demand.in_flight(record.server)}
         env.demand.gone(record.server)
         orders = env.supervisor.exited(record.server, ended.reason, _now())
@@ -380,11 +420,14 @@ class Controller:
         self._obey([Note(env or self._id, text, level)])
 
 
-async def _kill_remains(server: str) -> None:
-    killed = await asyncio.to_thread(kill_marked, {server})
+async def _clear_remains(record: Record) -> None:
+    killed, left = await asyncio.to_thread(clear_remains, record)
+    about = {"server": record.server}
     if killed:
         text = "%d processes that server %s had started were left and are killed"
-        log.info(text, killed, server, extra={"server": server})
+        log.info(text, killed, record.server, extra=about)
+    if left:
+        log.warning("of server %s this could not be removed: %s", record.server, ", ".join(left), extra=about)
 
 
 def _with_facts(order: Instruction, server: str, facts: dict[str, Any]) -> Instruction:

@@ -10,9 +10,10 @@ from typing import Literal
 
 from envbus.bus.connection import Connection
 from envbus.bus.messages import PROTOCOL_VERSION
+from envbus.bus.subjects import all_beats
 from envbus.controller.fleet_views import PRESENT, FleetView, ServerView
 from envbus.controller.operator import Operator
-from envbus.controller.permission_probes import ROLES, Need, Role, is_allowed, needs, round_trip
+from envbus.controller.permission_probes import BARRIER_S, ROLES, Need, Role, is_allowed, needs
 from envbus.settings import KIB, MIB
 
 Level = Literal["ok", "note", "warning", "failed"]
@@ -22,6 +23,7 @@ SKEW_S = 2.0
 """Clocks may differ by so much: deadlines cross hosts as absolute times."""
 SLOW_S = 0.25
 MIN_PAYLOAD_BYTES = 64 * KIB
+_OF_ONE_CONTROLLER = "; if this user is one controller's: --controller-id ID tries it with that id"
 _TRIPS = 5
 _MAX_PINGED = 64
 
@@ -36,27 +38,34 @@ class Finding:
     advice: str = ""
 
 
-async def diagnose(operator: Operator, *, env: str | None, roles: Sequence[Role]) -> AsyncIterator[Finding]:
+async def diagnose(
+    operator: Operator, *, env: str | None, roles: Sequence[Role], controller_id: str | None = None
+) -> AsyncIterator[Finding]:
     """Check everything; each finding as soon as it is there.
 
     Args:
         operator: Connected.
         env: Whose subjects are tried; None: those of the first env on the bus.
         roles: That this user must be able to play; empty: any one of them.
+        controller_id: Of the controller that this user may be limited to.
     """
     yield Finding("connection", "ok", f"NATS at {operator.options.describe()}")
     yield await _latency(operator)
     yield _payload(await operator.on_bus(_max_payload))
     view = await operator.survey()
     tried = env or next((each.env for each in view.envs), MADE_UP_ENV)
-    async for finding in _permissions(operator, tried, roles):
+    async for finding in _permissions(operator, tried, roles, controller_id):
         yield finding
-    yield _population(operator, view)
+    yield _population(operator, view, heard=await operator.on_bus(lambda bus: _hears_servers(bus, operator.prefix)))
     present = [server for server in view.servers if server.state in PRESENT]
     for finding in [*_clocks(present), *_versions(view, present), *_troubles(view)]:
         yield finding
     if present:
         yield await _pings(operator, present)
+
+
+async def _hears_servers(connection: Connection, prefix: str) -> bool:
+    return connection.denied("subscribe", all_beats(prefix)) is None
 
 
 async def _max_payload(connection: Connection) -> int:
@@ -65,7 +74,7 @@ async def _max_payload(connection: Connection) -> int:
 
 async def _latency(operator: Operator) -> Finding:
     try:
-        trips = [await operator.on_bus(round_trip) for _ in range(_TRIPS)]
+        trips = [await operator.on_bus(lambda bus: bus.round_trip(timeout_s=BARRIER_S)) for _ in range(_TRIPS)]
     except TimeoutError:
         return Finding("round trip to NATS", "failed", "no answer", "check the network between here and NATS")
     median_s = statistics.median(trips)
@@ -84,39 +93,49 @@ def _payload(limit: int) -> Finding:
     return Finding("max_payload", "ok", found)
 
 
-async def _permissions(operator: Operator, env: str, roles: Sequence[Role]) -> AsyncIterator[Finding]:
-    able: list[Role] = []
-    findings: list[Finding] = []
+async def _permissions(
+    operator: Operator, env: str, roles: Sequence[Role], controller_id: str | None
+) -> AsyncIterator[Finding]:
+    rights = list(needs(env, operator.prefix, controller_id=controller_id))
+    able = False
     for role in ROLES:
         denied = [
             need
-            for need in needs(env, operator.prefix)
+            for need in rights
             if need.role == role and not await operator.on_bus(lambda bus, need=need: is_allowed(bus, need))  # type: ignore[misc]
         ]
-        if not denied:
-            able.append(role)
-        findings.append(_role_finding(role, env, denied, wanted=role in roles))
-    for finding in findings:
-        yield finding
+        missing = [need for need in denied if not need.without]
+        able = able or not missing
+        of_any_id = role == "controller" and controller_id is None
+        yield _role_finding(role, missing, denied, wanted=role in roles, of_any_id=of_any_id)
     if not able and not roles:
         yield Finding("permissions", "failed", "this user can play no role", "grant the subjects named above")
 
 
-def _role_finding(role: Role, env: str, denied: list[Need], *, wanted: bool) -> Finding:
+def _role_finding(
+    role: Role, missing: list[Need], denied: list[Need], *, wanted: bool, of_any_id: bool = False
+) -> Finding:
     check = f"permissions as {role}"
-    if not denied:
-        return Finding(check, "ok", f"all subjects, tried with env {env!r}")
-    subjects = "; ".join(f"{need.action} {_pattern(need)}" for need in denied)
-    return Finding(check, "failed" if wanted else "note", f"denied: {subjects}", f"to be a {role}, grant: {subjects}")
+    if missing:
+        subjects = "; ".join(f"{need.action} {_pattern(need)}" for need in missing)
+        advice = f"for this role, grant: {subjects}{_OF_ONE_CONTROLLER if of_any_id else ''}"
+        return Finding(check, "failed" if wanted else "note", f"denied: {subjects}", advice if wanted else "")
+    if denied:
+        subjects = "; ".join(f"{need.action} {_pattern(need)}: {need.without}" for need in denied)
+        return Finding(check, "note", f"all that is needed; denied: {subjects}")
+    return Finding(check, "ok", "all subjects")
 
 
 def _pattern(need: Need) -> str:
     """The subject with a wildcard in place of the id that was made up for the probe."""
     head, _, last = need.subject.rpartition(".")
-    return f"{head}.*" if len(last) == 32 else need.subject
+    subject = f"{head}.*" if len(last) == 32 else need.subject
+    return f"{subject} in queue group {need.queue}" if need.queue else subject
 
 
-def _population(operator: Operator, view: FleetView) -> Finding:
+def _population(operator: Operator, view: FleetView, *, heard: bool) -> Finding:
+    if not heard:
+        return Finding("fleet", "note", "not seen: this user may not hear all servers")
     if not view.envs and not view.controllers:
         advice = (
             f"none under prefix {operator.prefix!r}: start one with envbus serve, or check --prefix and the account"
@@ -182,10 +201,12 @@ async def _pings(operator: Operator, servers: Sequence[ServerView]) -> Finding:
     silent = [
         f"{answer.server.server[:8]} of {answer.server.env} on {answer.server.host}"
         for answer in answers
-        if answer.error is not None
+        if answer.error is not None and not answer.denied
     ]
     if silent:
         found = f"no answer from {', '.join(silent)}"
-        return Finding("round trip to servers", "failed", found, "they stall, or this user may not publish to ctl")
+        return Finding("round trip to servers", "failed", found, "they stall, or NATS loses what is sent to them")
+    if not trips:
+        return Finding("round trip to servers", "note", "not tried: this user may not publish to ctl")
     found = f"median {statistics.median(trips) * 1000:.1f} ms, most {max(trips) * 1000:.1f} ms"
     return Finding("round trip to servers", "ok" if max(trips) < 2 * SLOW_S else "warning", found)

@@ -51,13 +51,33 @@ class Hearing:
                 return
             fleets_loop.post(self._take, message.subject, heard, now, wall)
 
-        subjects = (all_beats(self._prefix), all_controller_beats(self._prefix), all_gone(self._prefix))
-        self._subscriptions = [await connection.subscribe(subject, on_message) for subject in subjects]
+        self._subscriptions = [
+            await connection.subscribe(subject, on_message, optional=without)
+            for subject, without in self._subjects().items()
+        ]
         self._listener = Listener(
             lambda: fleets_loop.post(self._down),
             lambda outage_s: fleets_loop.post(self._up),
         )
         connection.listen(self._listener)
+
+    async def check_allowed(self, connection: Connection) -> list[str]:
+        """Wait until NATS has judged the subscriptions; returns what is missed. On the bus thread.
+
+        Raises:
+            BusPermissionError: This user may not hear servers.
+        """
+        await connection.check_allowed(all_beats(self._prefix))
+        denials = {without: connection.denied("subscribe", subject) for subject, without in self._subjects().items()}
+        return [f"{denied}; without it {without}" for without, denied in denials.items() if denied is not None]
+
+    def _subjects(self) -> dict[str, str]:
+        """What is listened to, and what is missed without each."""
+        return {
+            all_beats(self._prefix): "no servers are seen",
+            all_controller_beats(self._prefix): "no controllers are seen",
+            all_gone(self._prefix): "the end of a server is seen a little later",
+        }
 
     async def close(self, connection: Connection) -> None:
         """Listen no more. On the bus thread."""

@@ -26,7 +26,16 @@ from envbus.controller.fleet import Fleet
 from envbus.controller.fleet_views import PRESENT, FleetView, ServerView
 from envbus.controller.hearing import Hearing
 from envbus.controller.targets import Target, controllers_of, runs_of, spread
-from envbus.errors import BadRequestError, CallTimeoutError, DecodeError, EnvbusError, NoServerError, UsageError
+from envbus.errors import (
+    BadRequestError,
+    BusAuthError,
+    BusPermissionError,
+    CallTimeoutError,
+    DecodeError,
+    EnvbusError,
+    NoServerError,
+    UsageError,
+)
 from envbus.settings import PROBE_TIMEOUT_S
 
 T = TypeVar("T")
@@ -49,6 +58,8 @@ class RoundTrips:
     server: ServerView
     seconds: list[float] = field(default_factory=list)
     error: str | None = None
+    denied: bool = False
+    """Whether it is this user that may not ask."""
 
 
 class Operator:
@@ -131,6 +142,14 @@ class Operator:
 
         return await bus.thread.run(there())
 
+    async def check_allowed(self) -> list[str]:
+        """Wait until NATS has judged what this listens to; returns what is missed, in words.
+
+        Raises:
+            BusPermissionError: This user may not hear servers.
+        """
+        return await self.on_bus(self._hearing.check_allowed)
+
     def on_beat(self, call: Callable[[Beat], None]) -> None:
         """Hand each server's heartbeat on, once the fleet has it."""
         self._hearing.on_beat = call
@@ -178,7 +197,7 @@ class Operator:
                 for _ in range(count):
                     trips.seconds.append(await self.ping(server))
             except EnvbusError as error:
-                trips.error = str(error)
+                trips.error, trips.denied = str(error), isinstance(error, BusPermissionError)
 
         await self._each(servers, one, at_once=_PINGED_AT_ONCE)
         return sorted(found, key=lambda trips: (trips.server.env, trips.server.server))
@@ -376,6 +395,8 @@ class Operator:
         except NoServerError as error:
             raise NoServerError(f"{who} is not on the bus; see: envbus ls") from error
         except TimeoutError as error:
+            if (trouble := self._open_bus().connection.trouble) is not None:
+                raise BusAuthError(str(trouble)) from error
             raise CallTimeoutError(
                 f"{who} gave no answer within {timeout_s:g} s: it stalls, or is cut off; see: envbus ls"
             ) from error

@@ -12,18 +12,21 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import psutil
 
 from envbus.bus.lifeline import Lifeline, kill_group, spawn_group
+from envbus.controller.confinement import confined, serve_program, variables_for
+from envbus.controller.enclosures import Enclosure, Enclosures
 from envbus.controller.instructions import Launch
 from envbus.controller.spec import ControllerSpec, EnvSpec
 from envbus.environments.server_process import describe_end, own_import_paths
+from envbus.errors import UsageError
 from envbus.logs import tail
 
 MARK_VAR = "ENVBUS_SERVER"
@@ -35,6 +38,7 @@ KEPT_LOGS = 200
 _SAME_START_S = 0.05
 _LOG_LINE = re.compile(r"\{|\S+ \S+ (DEBUG|INFO|WARNING)\b")
 """What a server logs while it works, as text or JSON: not why it ended."""
+_NO_MEMORY = re.compile(r"MemoryError|bad_alloc|[Cc]annot allocate memory|[Oo]ut of memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,15 @@ class Record:
     log_file: str
     launched_at: float
     """Seconds since the epoch."""
+    cgroup: str = ""
+    scratch: str = ""
+    address_space_bytes: int = 0
+    """What it may have of it at most; 0: any."""
+
+    @property
+    def enclosure(self) -> Enclosure:
+        """What was made for it."""
+        return Enclosure(*(Path(path) if path else None for path in (self.cgroup, self.scratch)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +77,8 @@ class Ended:
     """``exit code 2`` or ``signal SIGKILL``."""
     lines: tuple[str, ...]
     """The last ones of its log."""
+    cause: str = ""
+    """Of an end that one of its limits brought about."""
 
     @property
     def summary(self) -> str:
@@ -73,10 +88,13 @@ class Ended:
     @property
     def reason(self) -> str:
         """How it ended, with its last words if it failed: in the first line what says why, if its last one does."""
-        if self.how == "exit code 0" or not self.lines:
+        if self.how == "exit code 0":
             return self.how
+        how = f"{self.how} ({self.cause})" if self.cause else self.how
+        if not self.lines:
+            return how
         told = self.how.startswith("exit code") and not _LOG_LINE.match(self.lines[-1])
-        first = f"{self.how}: {self.lines[-1][:QUOTED_CHARS]}" if told else self.how
+        first = f"{how}: {self.lines[-1][:QUOTED_CHARS]}" if told else how
         quoted = "\n".join(self.lines[:-1] if told else self.lines)[-QUOTED_CHARS:]
         indented = "".join(f"\n    {line}" for line in quoted.splitlines())
         return f"{first}\n    the end of its log {self.record.log_file}{', before that' * told}:{indented}"
@@ -98,16 +116,25 @@ class Processes:
         controller: Where logs go, and whether servers outlive this process.
         prefix: First token of all subjects.
         variables: For all servers: the address of NATS.
+        allow_urls: For all servers: what they may call beside that of their env.
     """
 
     def __init__(
-        self, controller_id: str, controller: ControllerSpec, *, prefix: str, variables: Mapping[str, str]
+        self,
+        controller_id: str,
+        controller: ControllerSpec,
+        *,
+        prefix: str,
+        variables: Mapping[str, str],
+        allow_urls: Sequence[str] = (),
     ) -> None:
         self._controller_id = controller_id
         self._spec = controller
         self._prefix = prefix
         self._variables = dict(variables)
+        self._allow_urls = tuple(allow_urls)
         self._lifeline = None if controller.adopt else Lifeline()
+        self._enclosures = Enclosures(controller.cgroup)
         self._running: dict[str, _Running] = {}
         self.log_files: dict[str, str] = {}
         """Log files by server id; of ended servers, too, but only the last ones."""
@@ -130,18 +157,16 @@ class Processes:
         """Start a server.
 
         Raises:
-            OSError: The program or the log file is of no use.
+            OSError: The program, the log file or what isolates it is of no use.
+            UsageError: The user or the cgroup folder is not there any more.
         """
         log_file = self._log_file(order, env)
-        log_file.parent.mkdir(parents=True, exist_ok=True)
-        with log_file.open("xb") as log:
-            popen = spawn_group(
-                [*serve_program(env), "serve", *self._options(env)],
-                lifeline=self._lifeline,
-                env=self._environ(order, env),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        enclosure = self._enclosures.make(order.server, env)
+        try:
+            popen = self._spawn(order, env, log_file=log_file, enclosure=enclosure)
+        except BaseException:
+            enclosure.clear()
+            raise
         record = Record(
             server=order.server,
             env=order.env,
@@ -152,14 +177,41 @@ class Processes:
             create_time=_create_time(popen.pid) or 0.0,
             log_file=str(log_file),
             launched_at=time.time(),
+            cgroup=str(enclosure.cgroup or ""),
+            scratch=str(enclosure.scratch or ""),
+            address_space_bytes=int(env.limits.address_space or 0),
         )
         self._running[order.server] = _Running(record, popen)
         self._remember_log(record)
         return record
 
+    def _spawn(self, order: Launch, env: EnvSpec, *, log_file: Path, enclosure: Enclosure) -> subprocess.Popen[bytes]:
+        command = [*serve_program(env), "serve", *self._options(env)]
+        with _new_file(log_file, mask=env.file_mask or 0) as log:
+            return spawn_group(
+                confined(command, env, cgroup=enclosure.cgroup, scratch=enclosure.scratch),
+                lifeline=self._lifeline,
+                env=self._environ(order, env, enclosure.scratch),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
     def adopt(self, record: Record) -> bool:
-        """Take over a process of an earlier controller; False if it is not there any more."""
+        """Take over a process of an earlier controller; False if it is not there any more.
+
+        Raises:
+            UsageError: It is there, but this process has no right to end it.
+        """
         if not _is_same_process(record):
+            return False
+        try:
+            os.kill(record.pid, 0)
+        except PermissionError:
+            raise UsageError(
+                f"server {record.server[:8]} of env {record.env} (process {record.pid}) runs as a user whose processes "
+                f"user {os.geteuid()} must not end; run the controller as root, or end that server first"
+            ) from None
+        except ProcessLookupError:
             return False
         self._running[record.server] = _Running(record, None)
         self._remember_log(record)
@@ -180,6 +232,7 @@ class Processes:
         running = self._running.get(server)
         if running is not None and self._how(running) is None:
             kill_group(running.record.pid)
+            running.record.enclosure.kill()
 
     def ended(self) -> list[Ended]:
         """The processes that ended since the last call; their remains are killed."""
@@ -188,7 +241,7 @@ class Processes:
             del self._running[running.record.server]
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(running.record.pid, signal.SIGKILL)
-        return [Ended(running.record, how, _last_lines(running.record)) for running, how in found]
+        return [_ended(running.record, how) for running, how in found]
 
     def cpu_s(self, server: str) -> float | None:
         """CPU time used so far by a server and what it started."""
@@ -219,12 +272,15 @@ class Processes:
         options += ["--json-logs"] if self._spec.json_logs else []
         for pair in env.allow_keys:
             options += ["--allow-key", pair]
+        for pattern in (*env.allow_urls, *self._allow_urls):
+            options += ["--allow-url", pattern]
+        options += ["--model-proxy"] if env.model_proxy else []
         for folder in env.env_dir_path:
             options += ["--env-dir-path", str(folder)]
         return [*options, "--", env.id]
 
-    def _environ(self, order: Launch, env: EnvSpec) -> dict[str, str]:
-        environ = {**os.environ, **self._variables, **env.variables, "PYTHONUNBUFFERED": "1"}
+    def _environ(self, order: Launch, env: EnvSpec, scratch: Path | None) -> dict[str, str]:
+        environ = {**variables_for(env, scratch), **self._variables, **env.variables, "PYTHONUNBUFFERED": "1"}
         before, _ = own_import_paths()
         if before and env.python is None and env.command is None:
             environ["PYTHONPATH"] = os.pathsep.join(before)
@@ -253,14 +309,27 @@ def kill_marked(servers: set[str]) -> int:
     return count
 
 
-def serve_program(env: EnvSpec) -> list[str]:
-    """The program that ``serve`` and its options are given to."""
-    # -P: the folder where the operator happens to be is no place to import from.
-    return env.command or [env.python or sys.executable, "-P", "-m", "envbus"]
+def clear_remains(record: Record) -> tuple[int, list[str]]:
+    """Kill what a server that has ended has left, and clear away what was made for it. Takes a while.
+
+    Returns:
+        How many processes were killed that carried its mark, and what could not be cleared away.
+    """
+    record.enclosure.kill()
+    return kill_marked({record.server}), record.enclosure.clear()
 
 
-def _last_lines(record: Record) -> tuple[str, ...]:
-    return tuple(tail(record.log_file, QUOTED_LINES))
+def _new_file(path: Path, *, mask: int) -> IO[bytes]:
+    path.parent.mkdir(mode=0o777 & ~mask, parents=True, exist_ok=True)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 & ~mask), "wb")
+
+
+def _ended(record: Record, how: str) -> Ended:
+    lines = tuple(tail(record.log_file, QUOTED_LINES))
+    cause = record.enclosure.memory_kills()
+    if not cause and record.address_space_bytes and any(_NO_MEMORY.search(line) for line in lines):
+        cause = f"out of memory: limits.address_space is {record.address_space_bytes:,} bytes"
+    return Ended(record, how, lines, cause)
 
 
 def _create_time(pid: int) -> float | None:

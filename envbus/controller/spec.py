@@ -10,17 +10,19 @@ import json
 import platform
 import re
 import secrets
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 
 from envbus.bus.control_messages import MAX_REPLICAS
 from envbus.bus.subjects import DEFAULT_PREFIX, Subjects, check_prefix, env_name
+from envbus.controller.isolation import Isolation
 from envbus.controller.policies import AutoscalePolicy, LivenessPolicy, Policy, RestartPolicy
 from envbus.errors import UsageError
+from envbus.model_urls import ANYTHING, UrlPattern, read_key_pair
+from envbus.toml_file import TomlFile, key_of, problems, usage_error
 
 
 def _known_prefix(prefix: str) -> str:
@@ -28,6 +30,18 @@ def _known_prefix(prefix: str) -> str:
         return check_prefix(prefix)
     except UsageError as error:
         raise ValueError(str(error)) from None
+
+
+def _key_pair(entry: str) -> str:
+    if entry != ANYTHING:
+        read_key_pair(entry)
+    return entry
+
+
+def _url_pattern(entry: str) -> str:
+    if entry != ANYTHING:
+        UrlPattern.read(entry)
+    return entry
 
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -41,7 +55,11 @@ class BusSpec(Policy):
     """Table ``[bus]``: which NATS. Without an address: ENVBUS_URL, NATS_URL, else an embedded one."""
 
     address: str | None = None
-    """NATS address; put secrets into ENVBUS_URL instead."""
+    """NATS address; put secrets into ENVBUS_URL, or a context, instead."""
+    context: str | None = None
+    """NATS CLI context that the controller connects with: its name, or the path of its .json file."""
+    server_context: str | None = None
+    """The one that its servers connect with; default: the controller's."""
     embedded: bool = False
     """Start a NATS server on this host's loopback, which ends with the controller."""
     port: Port = 0
@@ -55,8 +73,12 @@ class BusSpec(Policy):
     def _one_kind(self) -> Self:
         if self.address is not None and self.embedded:
             raise ValueError("give address or embedded, not both")
-        if self.address is not None and (self.port or self.websocket_port or self.monitoring_port):
-            raise ValueError("ports are those of the embedded NATS server; they do not go with an address")
+        if self.address is not None and self.context is not None:
+            raise ValueError("give address or context, not both")
+        if self.embedded and (self.context or self.server_context):
+            raise ValueError("contexts do not go with an embedded NATS server")
+        if (self.address or self.context) is not None and (self.port or self.websocket_port or self.monitoring_port):
+            raise ValueError("ports are those of the embedded NATS server; they do not go with an address or a context")
         return self
 
 
@@ -75,9 +97,12 @@ class ControllerSpec(Policy):
     """Address to serve them on."""
     json_logs: bool = False
     """Servers log JSON lines."""
+    cgroup: Path | None = None
+    """A cgroup v2 folder that is the controller's own: each server gets a group in it. Default: what systemd has
+    delegated, and only for servers whose limits need one."""
 
 
-class EnvSpec(Policy):
+class EnvSpec(Isolation):
     """Table ``[[env]]``: one environment and how its servers are run."""
 
     id: str = Field(min_length=1)
@@ -100,8 +125,12 @@ class EnvSpec(Policy):
     """Folder for the servers' logs; default: one named as the env in the controller's."""
     env_dir_path: list[Path] = Field(default_factory=list)
     """Folders to find environments in."""
-    allow_keys: list[str] = Field(default_factory=list)
+    allow_keys: list[Annotated[str, AfterValidator(_key_pair)]] = Field(default_factory=list)
     """``VARIABLE=ORIGIN`` pairs: which API keys rollouts may use, and where."""
+    allow_urls: list[Annotated[str, AfterValidator(_url_pattern)]] = Field(default_factory=list)
+    """Patterns of model URLs that rollouts may call without a key."""
+    model_proxy: bool = False
+    """Call models through the proxies that the servers' environment names."""
     log_level: LogLevel = "INFO"
     grace: float = Field(30.0, ge=0)
     """Seconds that a stop waits for running rollouts."""
@@ -142,6 +171,8 @@ class FleetSpec(Policy):
     bus: BusSpec = BusSpec()
     controller: ControllerSpec = ControllerSpec()
     env: list[EnvSpec] = Field(min_length=1)
+    _source: TomlFile | None = PrivateAttr(None)
+    """The file that it was read from."""
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
@@ -161,6 +192,10 @@ class FleetSpec(Policy):
             raise ValueError("adopt needs a bus that outlives the controller: give an address instead of embedded")
         return self
 
+    def place(self, where: Sequence[str | int]) -> str:
+        """Say where a key is, as errors begin: file, line and key."""
+        return key_of(where) if self._source is None else self._source.place(where)
+
     @property
     def controller_id(self) -> str:
         """The controller's id; always set in a spec that was read by this module."""
@@ -178,17 +213,12 @@ def read_fleet_file(path: Path, *, overrides: Overrides | None = None) -> FleetS
     Raises:
         UsageError: It cannot be read, or something in it is wrong.
     """
+    file = TomlFile.read(path, "fleet file")
     try:
-        text = path.read_text(encoding="utf-8")
-        values = tomllib.loads(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the fleet file {path}: {error}") from error
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UsageError(f"{path}: not TOML: {error}") from error
-    try:
-        spec = FleetSpec.model_validate(_with(overrides or {}, values))
+        spec = FleetSpec.model_validate(_with(overrides or {}, file.values))
     except ValidationError as error:
-        raise UsageError("\n    ".join(_problems(path, text, error))) from error
+        raise usage_error(error, file) from error
+    spec._source = file
     return _settled(spec, folder=path.parent, default_id=f"{_host()}-{_token(path.stem)}")
 
 
@@ -197,9 +227,11 @@ def _with(overrides: Overrides, values: dict[str, Any]) -> dict[str, Any]:
     for table, keys in overrides.items():
         if isinstance(values.get(table, {}), dict):
             result[table] = {**values.get(table, {}), **keys}
-    if "address" in overrides.get("bus", {}):
+    if {"address", "context"} & overrides.get("bus", {}).keys():
         for key in ("embedded", "port", "websocket_port", "monitoring_port"):
             result["bus"].pop(key, None)
+    if "context" in overrides.get("bus", {}) and "address" not in overrides["bus"]:
+        result["bus"].pop("address", None)
     return result
 
 
@@ -208,6 +240,8 @@ def fleet_of(
     *,
     replicas: int | None = None,
     max_concurrent: int | None = None,
+    allow_keys: Sequence[str] = (),
+    allow_urls: Sequence[str] = (),
     overrides: Overrides | None = None,
 ) -> FleetSpec:
     """Return the fleet of ``envbus up ENV_ID…``.
@@ -216,30 +250,41 @@ def fleet_of(
         UsageError: An argument is not usable.
     """
     given = {"replicas": replicas, "max_concurrent": max_concurrent}
-    env = {key: value for key, value in given.items() if value is not None}
+    env: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    env |= {"allow_keys": list(allow_keys), "allow_urls": list(allow_urls)}
     try:
         spec = FleetSpec.model_validate(_with(overrides or {}, {"env": [{"id": env_id} | env for env_id in env_ids]}))
     except ValidationError as error:
-        detail = error.errors(include_url=False, include_input=False)[0]
-        raise UsageError(f"{_key(detail['loc'])}{_message(detail)}") from error
+        raise UsageError(next(problems(error))) from error  # the others are the same, of other envs
     return _settled(spec, folder=Path.cwd(), default_id=f"{_host()}-{secrets.token_hex(2)}")
 
 
 def _settled(spec: FleetSpec, *, folder: Path, default_id: str) -> FleetSpec:
     controller_id = spec.controller.id or default_id
     log_dir = folder / spec.controller.log_dir.expanduser() / controller_id
-    controller = spec.controller.model_copy(update={"id": controller_id, "log_dir": log_dir.absolute()})
+    cgroup = spec.controller.cgroup.absolute() if spec.controller.cgroup is not None else None
+    settled = {"id": controller_id, "log_dir": log_dir.absolute(), "cgroup": cgroup}
+    controller = spec.controller.model_copy(update=settled)
+    contexts = {key: _context(getattr(spec.bus, key), folder) for key in ("context", "server_context")}
     envs = [
         env.model_copy(
             update={
                 "env_dir_path": [(folder / path.expanduser()).absolute() for path in env.env_dir_path],
                 "python": _program(env.python, folder),
+                "cwd": (folder / env.cwd.expanduser()).absolute() if env.cwd is not None else None,
                 "log_dir": (folder / env.log_dir.expanduser()).absolute() if env.log_dir is not None else None,
             }
         )
         for env in spec.env
     ]
-    return spec.model_copy(update={"controller": controller, "env": envs})
+    return spec.model_copy(update={"bus": spec.bus.model_copy(update=contexts), "controller": controller, "env": envs})
+
+
+def _context(context: str | None, folder: Path) -> str | None:
+    """A path, which ends in .json, is relative to the folder; a name is one of the NATS CLI."""
+    if context is None or not context.endswith(".json"):
+        return context
+    return str((folder / Path(context).expanduser()).absolute())
 
 
 def _program(program: str | None, folder: Path) -> str | None:
@@ -255,46 +300,3 @@ def _host() -> str:
 
 def _token(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "-", text)[:24]
-
-
-def _problems(path: Path, text: str, error: ValidationError) -> Iterator[str]:
-    for detail in error.errors(include_url=False, include_input=False):
-        where = [part for part in detail["loc"] if part != "function-after"]
-        line = _line_of(text, where)
-        place = f"{path}:{line}" if line else str(path)
-        yield f"{place}: {_key(where)}{_message(detail)}"
-
-
-def _message(detail: Mapping[str, Any]) -> str:
-    if detail["type"] == "extra_forbidden":
-        return "unknown key"
-    if detail["type"] == "missing":
-        return "is missing"
-    return str(detail["msg"]).removeprefix("Value error, ")
-
-
-def _key(where: Sequence[str | int]) -> str:
-    text = ""
-    for part in where:
-        text += f"[{part}]" if isinstance(part, int) else f"{'.' if text else ''}{part}"
-    return f"{text}: " if text else ""
-
-
-def _line_of(text: str, where: Sequence[str | int]) -> int | None:
-    """The line of a key: that which begins with it, in its table; the table's own line if it is not found."""
-    if not where:
-        return None
-    table, place = str(where[0]), where[1] if len(where) > 1 and isinstance(where[1], int) else 0
-    keys = [part for part in where[1:] if isinstance(part, str)]
-    header = re.compile(rf"^\s*\[+\s*{re.escape(table)}\s*\]+")
-    found: int | None = None
-    inside = -1
-    for number, line in enumerate(text.splitlines(), start=1):
-        if header.match(line):
-            inside += 1
-            found = number if inside == place else found
-        elif inside == place and keys and any(re.match(rf'\s*"?{re.escape(key)}"?\s*=', line) for key in keys):
-            return number
-        elif inside == place and keys and re.match(rf"^\s*\[+.*\b{re.escape(keys[0])}\s*\]", line):
-            found = number
-    return found

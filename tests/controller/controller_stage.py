@@ -97,7 +97,7 @@ class Fleet:
                 process.kill()
         for started in self._started:
             started.kill()
-            started.wait(5)
+            started.wait(20)
 
 
 @contextlib.asynccontextmanager
@@ -119,7 +119,7 @@ async def running(fleet: Fleet, spec: FleetSpec) -> AsyncIterator[Controller]:
 @contextlib.asynccontextmanager
 async def operator(fleet: Fleet) -> AsyncIterator[Operator]:
     connection = Connection(resolve_bus_options(fleet.address), name="test operator")
-    await connection.open(timeout_s=5)
+    await connection.open(timeout_s=20)
     try:
         yield Operator(connection, fleet)
     finally:
@@ -135,7 +135,7 @@ class Operator:
 
     async def ask(self, request: WireMessage) -> WireMessage:
         subject = controller(self.fleet.controller_id, self.fleet.prefix)
-        return parse(await self.connection.request(subject, pack(request), timeout_s=3))
+        return parse(await self.connection.request(subject, pack(request), timeout_s=15))
 
     async def status(self) -> ControllerBeat:
         answer = await self.ask(StatusRequest())

@@ -26,6 +26,7 @@ from controller_stage import (
 from envbus.bus.control_messages import ControllerBeat, LogLines, LogsRequest, Restart, Scale, StopController
 from envbus.bus.embedded import EmbeddedNats
 from envbus.bus.messages import Failure, Ok, pack
+from envbus.bus.subjects import controller as controller_subject
 from envbus.bus.subjects import controller_beat
 from envbus.client import NATSEnvClient
 from envbus.controller.controller import Controller
@@ -33,6 +34,13 @@ from envbus.errors import UsageError
 from envbus.settings import ClientSettings
 
 QUICK_DOUBT = {"suspect_after_s": 1, "stuck_after_s": 2.5, "kill_after_s": 1}
+OUTAGE_S = 3.0
+"""Longer than any of these."""
+
+
+async def started(notes: Path, count: int) -> None:
+    """Until so many rollouts have begun."""
+    await wait_until(lambda: notes.exists() and notes.read_text().count("start") >= count)
 
 
 async def test_scale_and_rolling_restart_under_load_lose_nothing(fleet: Fleet) -> None:
@@ -50,7 +58,7 @@ async def test_scale_and_rolling_restart_under_load_lose_nothing(fleet: Fleet) -
         (last,) = await op.until_running(1)
         await rollouts(a, 1)
         enough.set()
-        served = await asyncio.wait_for(work, 30)
+        served = await asyncio.wait_for(work, 90)
         assert {last.pid, *pids(first)} <= served
         session = a._session
         assert session is not None
@@ -69,10 +77,11 @@ async def test_neither_a_busy_loop_nor_an_outage_is_death(
         await rollouts(a, 4, busy_s=2)
         assert notes.read_text().count("start") == 4
         work = asyncio.ensure_future(rollouts(a, 2, sleep_s=4))
+        await started(notes, 6)
         await own_nats.kill()
-        await asyncio.sleep(3)
+        await asyncio.sleep(OUTAGE_S)
         await own_nats.restart()
-        await asyncio.wait_for(work, 30)
+        await asyncio.wait_for(work, 90)
         now = await op.until_running(2)
         assert pids(now) == pids(first)
         assert not any("stuck" in note.text for note in fleet.notes)
@@ -80,22 +89,24 @@ async def test_neither_a_busy_loop_nor_an_outage_is_death(
 
 async def test_a_server_that_stands_still_is_replaced(fleet: Fleet) -> None:
     """Suspect, asked, stuck, killed; its rollout runs elsewhere."""
-    spec = fleet.spec(env_table("a", replicas=1, max_concurrent=2, liveness=QUICK_DOUBT))
+    notes = fleet.folder / "notes.txt"
+    spec = fleet.spec(env_table("a", max_concurrent=2, liveness=QUICK_DOUBT, args={"notes": str(notes)}))
     async with running(fleet, spec), operator(fleet) as op, client_of(fleet, "a") as a:
         (victim,) = await op.until_running(1)
         work = asyncio.ensure_future(rollouts(a, 2, sleep_s=1))
-        await asyncio.sleep(0.3)
+        await started(notes, 2)
         kill(victim, signal.SIGSTOP)
         await op.until(lambda reports: reports[0].state == "suspect")
         await op.until(lambda reports: reports[0].state == "stuck")
-        assert victim.pid not in await asyncio.wait_for(work, 40)
+        assert victim.pid not in await asyncio.wait_for(work, 90)
         (now,) = await op.until_running(1)
         assert "no heartbeat for" in (now.last_exit or "")
 
 
 async def test_clients_hear_of_an_end_at_once(fleet: Fleet) -> None:
     """The controller tells them: they need not wait for their next check."""
-    spec = fleet.spec(env_table("a", replicas=2, max_concurrent=2))
+    notes = fleet.folder / "notes.txt"
+    spec = fleet.spec(env_table("a", replicas=2, max_concurrent=2, args={"notes": str(notes)}))
     settings = ClientSettings(check_interval_s=60, stall_timeout_s=60)
     async with (
         running(fleet, spec),
@@ -105,11 +116,11 @@ async def test_clients_hear_of_an_end_at_once(fleet: Fleet) -> None:
         first = await op.until_running(2)
         await rollouts(a, 1)  # its first round of checks is over
         work = asyncio.ensure_future(rollouts(a, 4, sleep_s=1.5))
-        await asyncio.sleep(0.5)
+        await started(notes, 5)
         kill(first[0])
-        started = time.monotonic()
-        await asyncio.wait_for(work, 20)
-        assert time.monotonic() - started < 8
+        killed = time.monotonic()
+        await asyncio.wait_for(work, 50)
+        assert time.monotonic() - killed < 40
     (note,) = [note for note in fleet.notes if f"server {first[0].server[:8]} ended: signal SIGKILL" in note.text]
     assert note.server == first[0].server
     assert (note.facts["pid"], note.facts["exit"]) == (first[0].pid, "signal SIGKILL")
@@ -152,9 +163,11 @@ async def test_of_two_controllers_with_one_name_the_younger_ends(fleet: Fleet) -
         await op.until_running(1)
         mine = await op.status()
         older = ControllerBeat(controller="one", host="elsewhere", pid=1, version="0", started_at=mine.started_at - 60)
+        subject = controller_subject("one", fleet.prefix)
+        await op.connection.subscribe(subject, lambda asked: op.connection.send(asked.reply, pack(older)))
         await op.connection.publish(controller_beat("one", fleet.prefix), pack(older))
         with pytest.raises(UsageError, match="already runs on host elsewhere"):
-            await asyncio.wait_for(task, 20)
+            await asyncio.wait_for(task, 60)
     assert not [process for process in fleet.processes() if "serve" in process.cmdline()]
 
 
@@ -183,7 +196,7 @@ async def test_the_control_api_answers_and_refuses(fleet: Fleet) -> None:
             assert isinstance(answer, Failure)
             assert expected in answer.message
         assert isinstance(await op.ask(StopController()), Ok)
-        await asyncio.wait_for(task, 20)
+        await asyncio.wait_for(task, 60)
     assert not fleet.processes()
 
 
@@ -193,9 +206,12 @@ async def test_autoscale_follows_the_waiting_line(fleet: Fleet) -> None:
     spec = fleet.spec(env_table("a", max_concurrent=2, autoscale=scale))
     async with running(fleet, spec), operator(fleet) as op, client_of(fleet, "a") as a:
         await op.until_running(1)
-        work = asyncio.ensure_future(rollouts(a, 40, sleep_s=0.5))
-        await op.until_running(3)
-        assert len(set(await asyncio.wait_for(work, 30))) == 3
+        enough = asyncio.Event()
+        work = asyncio.ensure_future(steady_rollouts(a, enough, at_once=12, sleep_s=0.5))
+        three = pids(await op.until_running(3))
+        served = set(await rollouts(a, 12, sleep_s=0.5))
+        enough.set()
+        assert served | await asyncio.wait_for(work, 90) == three
         await op.until_running(1)
 
 
@@ -238,4 +254,4 @@ async def test_an_embedded_bus_with_its_ports(tmp_path: Path) -> None:
         lambda: any("started again" in note for note in notes) and one._bus.nats and one._bus.nats.is_running
     )
     one.stop()
-    await asyncio.wait_for(task, 20)
+    await asyncio.wait_for(task, 60)

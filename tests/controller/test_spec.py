@@ -104,6 +104,10 @@ def test_the_default_name_is_of_host_and_file(tmp_path: Path) -> None:
         ('[controller]\nid = "a b"\n[[env]]\nid = "a"', "/fleet.toml:2: controller.id: "),
         ('[[env]]\nid = "a"\nreplicas = 2\nautoscale = {max = 3}', "/fleet.toml:1: env[0]: give replicas or autoscale"),
         ('[[env]]\nid = "a"\n[env.autoscale]\nmin = 3\nmax = 2', "/fleet.toml:3: env[0].autoscale: max must not"),
+        (
+            '[[env]]\nid = "a"\n[env.autoscale]\nmax = 2\n[[env]]\nid = "b"\n[env.autoscale]\nmax = 0',
+            "/fleet.toml:8: env[1]",
+        ),
         ('[[env]]\nid = "a"\npython = "p"\ncommand = ["c"]', "/fleet.toml:1: env[0]: give python or command"),
         ('[bus]\nembedded = true\n[controller]\nadopt = true\n[[env]]\nid = "a"', "adopt needs a bus that outlives"),
         ('[bus]\naddress = "h"\nport = 1\n[[env]]\nid = "a"', "ports are those of the embedded"),

@@ -84,13 +84,13 @@ def two_hosts() -> Iterator[TwoHosts]:
             yield hosts
         finally:
             nats.kill()
-            nats.wait(5)
+            nats.wait(20)
     finally:
         hosts.remove()
 
 
 def wait_for_port(host: str) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while True:
         with contextlib.suppress(OSError), socket.create_connection((host, PORT), 1):
             return

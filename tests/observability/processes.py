@@ -51,7 +51,7 @@ class Processes:
 
     def serve(self, env_id: str, *options: str) -> subprocess.Popen[str]:
         """Start a server and wait until it takes jobs."""
-        return self.start("serve", env_id, *options, until="is ready")[0]
+        return self.start("serve", env_id, "--allow-url", "http://127.0.0.1:*", *options, until="is ready")[0]
 
     def dashboard(self, *options: str) -> tuple[subprocess.Popen[str], str]:
         """Start a dashboard; returns its address too."""
@@ -62,7 +62,7 @@ class Processes:
         for process in self._started:
             process.kill()
         for process in self._started:
-            process.wait(10)
+            process.wait(30)
             for pipe in (process.stdout, process.stderr):
                 if pipe is not None:
                     pipe.close()

@@ -25,7 +25,7 @@ async def beats_until(url: str, prefix: str, holds: Callable[[list[Beat]], bool]
     try:
         subscription = await connection.subscribe(all_beats(prefix))
         while not heard or not holds(heard):
-            heard.append(parse_as((await subscription.next_msg(timeout=10)).data, Beat))
+            heard.append(parse_as((await subscription.next_msg(timeout=30)).data, Beat))
     finally:
         await connection.close()
     return heard
@@ -36,7 +36,7 @@ async def test_ended_rollouts_are_told_once_with_their_client(serve: Serve, nats
         beats_until(nats_url, prefix, lambda beats: sum(len(beat.recent) for beat in beats) == 3)
     )
     async with serve(settings=QUICK), NATSEnvClient(nats_url, "small-env", prefix=prefix) as client:
-        await client.wait_for_server(timeout_s=10)
+        await client.wait_for_server(timeout_s=40)
         await client.run_rollout(do("ok", "one", reward=0.25), None, "m")
         await client.run_rollout(do("raise", "two"), None, "m")
         await client.run_group([do("ok", "three", took_s=100.0)], None, "m")
@@ -60,7 +60,7 @@ async def test_a_refused_call_counts_as_a_failure_of_its_type(serve: Serve, nats
     async with serve(environment, settings=QUICK):
         await beats_until(nats_url, prefix, lambda beats: beats[-1].state == "ready")
         connection = await nats.connect(nats_url)
-        await connection.request(f"{prefix}.small-env.rollout", b"\x81\xa5input\x80", timeout=5)
+        await connection.request(f"{prefix}.small-env.rollout", b"\x81\xa5input\x80", timeout=20)
         await connection.close()
         beats = await beats_until(nats_url, prefix, lambda beats: beats[-1].failed > 0)
     assert sum(beats[-1].failed_by_type.values()) == 1
@@ -70,7 +70,7 @@ async def test_waiting_clients_are_named_with_their_jobs(serve: Serve, nats_url:
     environment = SmallEnv()
     server = serve(environment, settings=QUICK, max_concurrent=1)
     async with server, NATSEnvClient(nats_url, "small-env", prefix=prefix) as client:
-        await client.wait_for_server(timeout_s=10)
+        await client.wait_for_server(timeout_s=40)
         calls = [asyncio.create_task(client.run_rollout(do("wait"), None, "m")) for _ in range(4)]
         beats = await beats_until(nats_url, prefix, lambda beats: beats[-1].waiting_jobs == 3)
         assert list(beats[-1].waiting_by_client.values()) == [3]

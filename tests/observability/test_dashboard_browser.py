@@ -90,7 +90,7 @@ async def test_lost_connections_are_shown_and_come_back(chromium: str, processes
         await browser.open(url)
         await browser.until(STATES, lambda shown: state_of(shown) == "ready")
         dashboard.send_signal(signal.SIGSTOP)
-        await browser.until(LINK, lambda link: link == "lost", timeout_s=8)
+        await browser.until(LINK, lambda link: link == "lost", timeout_s=30)
         assert await browser.evaluate("document.body.classList.contains('stale')")
         assert "as of" in await browser.evaluate("document.getElementById('lost').textContent")
         await browser.screenshot(tmp_path / "lost.png")
@@ -98,7 +98,7 @@ async def test_lost_connections_are_shown_and_come_back(chromium: str, processes
         await browser.until(LINK, lambda link: link == "live")
         assert await browser.evaluate("document.getElementById('lost').hidden")
         dashboard.kill()
-        await browser.until(LINK, lambda link: link == "lost", timeout_s=8)
+        await browser.until(LINK, lambda link: link == "lost", timeout_s=30)
         port = url.rstrip("/").rpartition(":")[2]
         processes.dashboard("--port", port)
         await browser.until(LINK, lambda link: link == "live")

@@ -58,7 +58,7 @@ async def test_not_ready_while_draining(serve: Serve, nats_url: str, prefix: str
     environment = SmallEnv()
     async with serve(environment, metrics_port=port, **PROBED) as server:
         async with NATSEnvClient(nats_url, "small-env", prefix=prefix) as client:
-            await client.wait_for_server(timeout_s=10)
+            await client.wait_for_server(timeout_s=40)
             call = asyncio.create_task(client.run_rollout(do("wait"), None, "m"))
             await answers(port, "/metrics", lambda answer: RUNS.search(answer.body) is not None)
             closing_server = asyncio.create_task(server.close())
@@ -113,7 +113,7 @@ async def test_a_controller_has_pages_of_the_whole_fleet(processes: Processes, p
     up, _ = processes.start("up", "reverse-text", *options, until="metrics of the fleet", stream="stdout")
     await answers(port, "/readyz", lambda answer: answer.status == 200)
     servers = re.compile(r'^envbus_server_state\{env="(?:by-hand|reverse-text)".*state="ready"\} 1\.0$', re.MULTILINE)
-    page = await answers(port, "/metrics", lambda answer: len(servers.findall(answer.body)) == 2, timeout_s=15)
+    page = await answers(port, "/metrics", lambda answer: len(servers.findall(answer.body)) == 2, timeout_s=60)
     assert 'envbus_controller_replicas{controller="' in page.body
     up.terminate()
     assert await asyncio.to_thread(up.wait, 15) == 0

@@ -88,7 +88,7 @@ async def test_a_reader_that_is_too_slow_is_cut_off(monkeypatch: pytest.MonkeyPa
         reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port)
         writer.write(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while (await get(endpoint.port, "/hello")).status == 503:  # until the slow one is gone
                 pass
         writer.close()

@@ -132,7 +132,7 @@ async def test_a_controller_exposes_the_whole_fleet(serve: Serve, nats_url: str,
 
 
 async def opened(bus: Bus, pages: FleetPages) -> None:
-    await asyncio.wrap_future(bus.open(timeout_s=10))
+    await asyncio.wrap_future(bus.open(timeout_s=20))
     await bus.thread.run(pages.open(0, host="127.0.0.1"))
 
 

@@ -38,12 +38,12 @@ async def client(nats_url: str, prefix: str) -> AsyncIterator[NATSEnvClient]:
 
 
 async def ask(asker: Any, subject: str) -> Any:
-    return json.loads((await asker.request(subject, b"", timeout=5)).data)
+    return json.loads((await asker.request(subject, b"", timeout=20)).data)
 
 
 async def test_stats_count_what_was_asked(serve: Serve, asker: Any, client: NATSEnvClient, prefix: str) -> None:
     async with serve(name="micro-env") as server:
-        await client.wait_for_server(timeout_s=10)
+        await client.wait_for_server(timeout_s=40)
         for what in ("ok", "ok", "raise"):
             await client.run_rollout(do(what, took_s=0.5), None, "m")
         answer = await ask(asker, f"$SRV.STATS.micro-env.{server.server_id}")
@@ -85,9 +85,9 @@ async def test_every_server_answers_a_ping_to_all(serve: Serve, asker: Any) -> N
         replies = await asker.subscribe(inbox)  # no callback, so no task
         await asker.publish("$SRV.PING", b"", reply=inbox)
         found: dict[str, Any] = {}
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while not {one.server_id, other.server_id} <= set(found):
-                told = json.loads((await replies.next_msg(timeout=5)).data)
+                told = json.loads((await replies.next_msg(timeout=20)).data)
                 found[told["id"]] = told
         assert found[other.server_id]["metadata"]["env"] == ODD_NAME
 
@@ -102,7 +102,7 @@ async def test_a_stopped_server_answers_no_more(serve: Serve, asker: Any) -> Non
 
 async def answering(asker: Any, name: str) -> None:
     """Wait until a server has come up."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while True:
             try:
                 await ask(asker, f"$SRV.PING.{name}")

@@ -34,9 +34,10 @@ ENV = """
 id = "probe-env"
 name = "{name}"
 args = {{ delay_s = 0.5, size = 40 }}
-replicas = 3
+replicas = {replicas}
 max_concurrent = 4
 env_dir_path = ["{envs}"]
+allow_urls = ["http://127.0.0.1:*"]
 restart = {{ initial_delay_s = 0.2, max_delay_s = 1.0, max_failures = 50 }}
 """
 
@@ -112,27 +113,27 @@ def saved(folder: Path) -> list[dict[str, Any]]:
 @pytest.mark.timeout(240)
 def test_every_rollout_ends_once_whatever_happens_to_the_fleet(site: Site, tmp_path: Path) -> None:
     """P19, P46: 3 → 5 → 2 servers, a rolling restart, a SIGKILL each second; ls shows the truth within 3 s."""
-    envs = "".join(ENV.format(name=name, envs=ENVS) for name in ("a", "b"))
+    envs = "".join(ENV.format(name=name, replicas=replicas, envs=ENVS) for name, replicas in (("a", 3), ("b", 2)))
     file = tmp_path / "fleet.toml"
     file.write_text(FLEET.format(logs=tmp_path / "logs") + envs)
     controller = site.start("up", str(file), until="runs; logs")
-    site.until(lambda view: ready("a", 3)(view) and ready("b", 3)(view), limit_s=90)
+    site.until(lambda view: ready("a", 3)(view) and ready("b", 2)(view), limit_s=90)
     evals = {name: vf_eval(site, name, tmp_path) for name in ("a", "b")}
     site.started += evals.values()
     killer = Killer(site)
     try:
         killer.start()
         assert site.run("scale", "a", "5").code == 0
-        assert wanted(look(site, killer)) == {"a": 5, "b": 3}
+        assert wanted(look(site, killer)) == {"a": 5, "b": 2}
         assert site.run("restart", "b").code == 0
         assert site.run("scale", "a", "2").code == 0
-        assert wanted(look(site, killer)) == {"a": 2, "b": 3}
+        assert wanted(look(site, killer)) == {"a": 2, "b": 2}
         while killer.is_alive():
             look(site, killer)
     finally:
         killer.join()
-    site.until(lambda view: ready("a", 2)(view) and ready("b", 3)(view), limit_s=90)
-    assert len(list(servers_of(site))) == 5
+    site.until(lambda view: ready("a", 2)(view) and ready("b", 2)(view), limit_s=90)
+    assert len(list(servers_of(site))) == 4
     for name, process in evals.items():
         assert process.wait(90) == 0, (tmp_path / f"{name}.txt").read_text()
         rows = saved(tmp_path / name)
@@ -140,5 +141,5 @@ def test_every_rollout_ends_once_whatever_happens_to_the_fleet(site: Site, tmp_p
         assert Counter(row["example_id"] for row in rows) == dict.fromkeys(range(EXAMPLES), ROLLOUTS)
     assert len(killer.died_at) >= KILL_FOR_S / 2
     controller.terminate()
-    out, err = controller.communicate(timeout=20)
+    out, err = controller.communicate(timeout=60)
     assert controller.returncode == 0, out + err

@@ -9,8 +9,8 @@ from operator_site import Site
 
 def test_a_check_up_leaves_no_warning_in_a_servers_log(site: Site, tmp_path: Path) -> None:
     log_file = tmp_path / "server.log"
-    site.serve("reverse-text", "--log-file", str(log_file))
-    ended = site.run("doctor", "--role", "client", "--role", "operator")
+    site.serve(["reverse-text", "--log-file", str(log_file)])
+    ended = site.run("doctor", "--role", "trainer", "--role", "operator")
     assert ended.code == 0, ended.err + ended.out
     assert site.run("call", "reverse-text", "--demo-model").code == 0, "the slots are given back"
     said = log_file.read_text()

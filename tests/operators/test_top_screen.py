@@ -127,7 +127,7 @@ def test_the_terminal_is_as_before_however_top_ends(shared: Site, terminal: tupl
         else:
             os.write(ours, b"q")
         seen = read_until(ours, "\x1b[?1049l")
-        assert process.wait(10) == 0
+        assert process.wait(30) == 0
         assert "\x1b[?25h" in seen, "the cursor is back"
         assert termios.tcgetattr(theirs) == before
     finally:
