@@ -70,7 +70,8 @@ async def main() -> None:
     async with EmbeddedNats() as nats:
         folder = tempfile.mkdtemp()
         stock_address = f"ipc://{folder}/stock"
-        serve = ["-m", "envbus", "serve", env_id, "--address", nats.url, "--max-concurrent", "1024"]
+        serve = ["-m", "envbus", "serve", env_id, "--address", nats.url, "--allow-url", "http://127.0.0.1:*"]
+        serve += ["--max-concurrent", "1024"]
         gateway = ["-m", "envbus", "gateway", "--address", nats.url, "--listen", "tcp://127.0.0.1:0", "--env", env_id]
         processes = [
             start("-c", stock.format(address=stock_address), stdout=subprocess.DEVNULL),

@@ -28,7 +28,12 @@ def main() -> None:
         processes.Process(
             target=NATSEnvServer.run_server,
             args=(ENV_ID,),
-            kwargs={"address": ADDRESS, "max_concurrent": 8, "log_level": "WARNING"},
+            kwargs={
+                "address": ADDRESS,
+                "allow_urls": ["http://127.0.0.1:*"],
+                "max_concurrent": 8,
+                "log_level": "WARNING",
+            },
         )
         for _ in range(2)
     ]

@@ -1,7 +1,8 @@
 """GRPO without a GPU: two trainers at once, each with a tiny policy of its own, on two environments of one fleet.
 
 The policy chooses among ways to answer, by a softmax over learned scores; servers reach it as an OpenAI endpoint.
-Start servers first, as many as you like, with ENVBUS_URL set: envbus serve reverse-text, envbus serve guess-number
+Start servers first, as many as you like, with ENVBUS_URL set, of reverse-text and of guess-number:
+envbus serve reverse-text --allow-url 'http://127.0.0.1:*'
 """
 
 from __future__ import annotations

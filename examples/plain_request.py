@@ -1,7 +1,7 @@
 """One rollout by one plain NATS request: no envbus here, only nats-py and msgpack. See docs/protocol.md.
 
-Start first: nats-server, envbus serve reverse-text --address nats://127.0.0.1:4222, and a model endpoint that the
-server can reach: python -m envbus.demo_model --port 8000
+Start first: nats-server, a model endpoint that the server can reach (python -m envbus.demo_model --port 8000), and
+envbus serve reverse-text --address nats://127.0.0.1:4222 --allow-url 'http://127.0.0.1:*'
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A trainer's loop: groups of rollouts from the servers on the bus, in flight while earlier ones are used.
 
-Start servers first, as many as you like: envbus serve reverse-text --address nats://127.0.0.1:4222
+Start servers first, as many as you like:
+envbus serve reverse-text --address nats://127.0.0.1:4222 --allow-url 'http://127.0.0.1:*'
 """
 
 from __future__ import annotations

@@ -19,7 +19,9 @@ _TASKSET = ("verifiers.v1.taskset", "Taskset")
 _TASKSETS_OF_THE_LIBRARY = "verifiers.v1.tasksets"
 
 
-def load_hosted(env_id: str, env_args: Mapping[str, Any], *, max_concurrent: int | None = None) -> Any:
+def load_hosted(
+    env_id: str, env_args: Mapping[str, Any], *, max_concurrent: int | None = None, model_proxy: bool = True
+) -> Any:
     """Load an environment, or a taskset; in the main thread, with the event loop running.
 
     A module with a ``load_environment`` is no taskset, whatever else it exports.
@@ -28,6 +30,7 @@ def load_hosted(env_id: str, env_args: Mapping[str, Any], *, max_concurrent: int
         env_id: As for load_environment; also the id of a taskset of verifiers 0.4.
         env_args: As for load_environment; for a taskset the fields of its environment's config.
         max_concurrent: Rollouts at once; sizes the thread pools of libraries that have some. None leaves them alone.
+        model_proxy: Whether a library's own model clients use the proxies that the environment names.
 
     Returns:
         What load_environment returned, or its adapter.
@@ -39,7 +42,7 @@ def load_hosted(env_id: str, env_args: Mapping[str, Any], *, max_concurrent: int
         env_id,
         env_args,
         typed=_typed_arguments,
-        otherwise=partial(_taskset_loader, env_id),
+        otherwise=partial(_taskset_loader, env_id, model_proxy),
         namespaces=[_TASKSETS_OF_THE_LIBRARY],
     )
     environment = hosted(loaded)
@@ -53,7 +56,7 @@ def hosted(environment: Any) -> Any:
     return ClassicHost(environment) if is_classic(environment) else environment
 
 
-def _taskset_loader(env_id: str, module: ModuleType) -> Callable[..., Any] | None:
+def _taskset_loader(env_id: str, model_proxy: bool, module: ModuleType) -> Callable[..., Any] | None:
     """What loads the taskset that a module exports (by ``__all__``, as the library wants it), or None."""
     exported = [getattr(module, name, None) for name in getattr(module, "__all__", ())]
     if not any(isinstance(each, type) and _has_base(each, _TASKSET) for each in exported):
@@ -62,7 +65,7 @@ def _taskset_loader(env_id: str, module: ModuleType) -> Callable[..., Any] | Non
     def load(**env_args: Any) -> Any:
         from envbus.adapters.verifiers.taskset_loading import load_taskset
 
-        return load_taskset(env_id, env_args)
+        return load_taskset(env_id, env_args, model_proxy=model_proxy)
 
     return load
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-import zlib
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import openai
 
+from envbus.environments.model_transport import BODY_HEADERS, ModelTransport, no_cookies
 from envbus.environments.model_tries import MAX_EXCERPT_CHARS, counted_tries, current_tries, excerpt
-from envbus.errors import InvalidModelResponseError, ModelTimeoutError
+from envbus.errors import InvalidModelResponseError, ModelAddressError, ModelError, ModelTimeoutError
+from envbus.model_headers import check_headers
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Ceiling for one answer, unpacked."""
@@ -23,7 +25,9 @@ RETRIES_BEFORE_NEXT = 2
 """Retries at an endpoint while another one answers; the last one asked gets all that its config allows."""
 WAIT_JITTER = 0.25
 """Clients that were told the same Retry-After come back spread over this part of it."""
-_BODY_HEADERS = ("content-encoding", "content-length", "transfer-encoding")
+_ID_HEADERS = ("OpenAI-Organization", "OpenAI-Project")
+_HTTP = sys.modules[type(openai.DEFAULT_CONNECTION_LIMITS).__module__.partition(".")[0]]
+"""The HTTP library of the installed openai version."""
 
 
 class Health(Protocol):
@@ -41,6 +45,8 @@ class EndpointClient(openai.AsyncOpenAI):
 
     clients_in_turn: Callable[[], Sequence[EndpointClient]] | None = None
     """Whom a call asks, the first first; None: this client alone."""
+    has_openai_ids = False
+    """Whether the ids in OPENAI_ORG_ID and OPENAI_PROJECT_ID are sent: they belong to OpenAI's key."""
     _origin: EndpointClient | None = None
 
     def __init__(self, **settings: Any) -> None:
@@ -48,13 +54,24 @@ class EndpointClient(openai.AsyncOpenAI):
         # The library adds those in OPENAI_CUSTOM_HEADERS, secrets maybe, whatever the endpoint.
         self._custom_headers = dict(settings.get("default_headers") or {})
 
+    @property
+    def default_headers(self) -> dict[str, Any]:
+        """Those of each request."""
+        headers: dict[str, Any] = dict(super().default_headers)
+        if not self.has_openai_ids:
+            headers = {name: value for name, value in headers.items() if name not in _ID_HEADERS}
+        return {**headers, **self._custom_headers}
+
     async def request(self, cast_to: Any, options: Any, **settings: Any) -> Any:
         """Make a call, as the library does; ends within the client's timeout.
 
         Raises:
             ModelTimeoutError: Tries, waits and answers took longer.
+            ModelError: The call adds headers that it may not, or has a timeout that is none.
             openai.OpenAIError: As the library raises.
         """
+        _check_headers(options.headers)
+        _check_timeout(options.timeout)
         limit_s = _limit_s(options.timeout, _limit_s(self.timeout, None))
         with counted_tries() as tries:
             try:
@@ -73,6 +90,7 @@ class EndpointClient(openai.AsyncOpenAI):
         """A client with other settings that shares this one's connections."""
         copied = super().copy(**changes)
         copied.clients_in_turn = self.clients_in_turn
+        copied.has_openai_ids = self.has_openai_ids
         copied._origin = self  # its connections are closed when it is let go
         return copied
 
@@ -93,6 +111,8 @@ class EndpointClient(openai.AsyncOpenAI):
         return await super().request(cast_to, options, **settings)
 
     def _calculate_retry_timeout(self, *arguments: Any, **settings: Any) -> float:
+        if (refusal := current_tries().refusal) is not None:
+            raise refusal  # older versions of the library try again whatever was raised
         wait_s: float = super()._calculate_retry_timeout(*arguments, **settings)
         return wait_s * (1 + WAIT_JITTER * random.random())
 
@@ -100,9 +120,10 @@ class EndpointClient(openai.AsyncOpenAI):
 class EndpointHttpClient(openai.DefaultAsyncHttpxClient):
     """Sends the tries of one endpoint's calls; tells its health, and reads no answer beyond the ceiling."""
 
-    def __init__(self, base_url: str, health: Health, **settings: Any) -> None:
+    def __init__(self, base_url: str, health: Health, *, uses_proxies: bool, limits: Any, **settings: Any) -> None:
+        transport = ModelTransport(_HTTP, base_url, uses_proxies=uses_proxies, limits=limits)
         # No redirects: they would carry headers and prompts to a host that the caller never named.
-        super().__init__(follow_redirects=False, headers={"Accept-Encoding": "gzip, deflate"}, **settings)
+        super().__init__(transport=cast(Any, transport), follow_redirects=False, cookies=no_cookies(), **settings)
         self._base = base_url
         self._health = health
 
@@ -110,6 +131,7 @@ class EndpointHttpClient(openai.DefaultAsyncHttpxClient):
         """Send a request; its answer is read unless it is streamed."""
         tries = current_tries()
         tries.begin(self._base)
+        settings["follow_redirects"] = False
         try:
             response = await super().send(request, stream=True, **settings)
             if not stream:
@@ -117,6 +139,9 @@ class EndpointHttpClient(openai.DefaultAsyncHttpxClient):
         except asyncio.CancelledError:
             if tries.time_is_over:  # how an endpoint that hangs shows; other cancels say nothing about it
                 self._health.failed()
+            raise
+        except ModelAddressError as error:
+            tries.refusal = error
             raise
         except Exception:
             self._health.failed()
@@ -131,42 +156,45 @@ class EndpointHttpClient(openai.DefaultAsyncHttpxClient):
 
 
 async def _read(response: Any) -> Any:
-    """The same response with its body in memory, unpacked."""
-    packed = bytearray()
+    """The same response with its body in memory."""
+    body = bytearray()
     try:
-        async for piece in response.aiter_raw():
-            packed += piece
-            _check_size(packed)
+        async for piece in response.aiter_raw():  # the transport has unpacked it, piece by piece
+            body += piece
+            _check_size(body)
     finally:
         await response.aclose()
     return type(response)(
         response.status_code,
-        headers=[pair for pair in response.headers.multi_items() if pair[0].lower() not in _BODY_HEADERS],
-        content=_unpacked(bytes(packed), response.headers.get("content-encoding", "").strip().lower()),
+        headers=[pair for pair in response.headers.multi_items() if pair[0].lower() not in BODY_HEADERS],
+        content=bytes(body),
         request=response.request,
         extensions=response.extensions,
     )
-
-
-def _unpacked(packed: bytes, encoding: str) -> bytes:
-    # Not left to the HTTP library, which unpacks without a ceiling.
-    if encoding in ("", "identity") or not packed:
-        return packed
-    unpacker = zlib.decompressobj(wbits=47)  # gzip or deflate, whichever it is
-    try:
-        body = unpacker.decompress(packed, MAX_ANSWER_BYTES + 1)
-    except zlib.error as error:
-        raise InvalidModelResponseError(f"the endpoint's answer is not {encoding}: {error}") from error
-    _check_size(body)
-    if not unpacker.eof:
-        raise InvalidModelResponseError(f"the endpoint's answer ends in the middle of its {encoding}")
-    return body
 
 
 def _check_size(body: bytes | bytearray) -> None:
     if len(body) > MAX_ANSWER_BYTES:
         told = f"the endpoint's answer is over the ceiling of {MAX_ANSWER_BYTES:,} bytes"
         raise InvalidModelResponseError(f"{told}: {excerpt(bytes(body[:MAX_EXCERPT_CHARS]))}")
+
+
+def _check_headers(headers: Any) -> None:
+    """Those that one call adds: ``extra_headers`` in its sampling arguments."""
+    given = headers if isinstance(headers, Mapping) else {}
+    try:
+        if not all(isinstance(name, str) and not isinstance(value, bytes) for name, value in given.items()):
+            raise ValueError("names and values are text")
+        check_headers((name, value if isinstance(value, str) else "") for name, value in given.items())
+    except ValueError as error:
+        raise ModelError(f"extra_headers: {error}") from None
+
+
+def _check_timeout(timeout: Any) -> None:
+    """That of one call: ``timeout`` in its sampling arguments. Not a number, or none that a clock can wait for."""
+    is_plain = isinstance(timeout, str | list | dict)
+    if is_plain or (isinstance(timeout, int | float) and not timeout > 0):
+        raise ModelError(f"timeout: {str(timeout)[:100]} is no number of seconds above 0")
 
 
 def _limit_s(timeout: Any, default_s: float | None) -> float | None:

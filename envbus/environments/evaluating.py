@@ -136,6 +136,7 @@ class EvaluatingMixin(ABC):
         workers: int = 1,
         max_concurrent: int | None = None,
         allow_keys: Sequence[str] = (),
+        allow_urls: Sequence[str] = (),
         extra_env_kwargs: Mapping[str, Any] | None = None,
         log_file: str | Path | None = None,
         startup_timeout_s: float = 600.0,
@@ -149,7 +150,8 @@ class EvaluatingMixin(ABC):
             workers: Server processes.
             max_concurrent: Rollouts at a time per process.
             allow_keys: ``"VARIABLE=ORIGIN"`` pairs: which API keys the servers may use, and for which endpoints;
-                by default none with an address, and all that this process has without one.
+                by default none with an address, and all that this process has, anywhere, without one.
+            allow_urls: Patterns of URLs that the servers may call without a key; by default as for allow_keys.
             extra_env_kwargs: Settings of the environment in the servers; see set_kwargs.
             log_file: Where the servers log.
             startup_timeout_s: How long loading the environment may take.
@@ -169,6 +171,7 @@ class EvaluatingMixin(ABC):
             workers=workers,
             max_concurrent=max_concurrent,
             allow_keys=allow_keys,
+            allow_urls=allow_urls,
             extra_env_kwargs=extra_env_kwargs,
             log_file=log_file,
             startup_timeout_s=startup_timeout_s,

@@ -93,6 +93,8 @@ async def chat(
     arguments = _arguments(sampling_args or {}, known=inspect.signature(create).parameters)
     if tools:
         arguments["tools"] = tools
+    if arguments.get("stream"):
+        raise ModelError("stream: answers are read whole here; leave it out of the sampling arguments")
     with counted_tries() as tries:
         try:
             raw = await create(model=model, messages=cast(Any, messages), **arguments)

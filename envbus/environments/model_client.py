@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from envbus.environments.circuits import Circuits
-from envbus.errors import ModelKeyError
+from envbus.errors import ModelAddressError, ModelKeyError
+from envbus.model_urls import Origin, is_reserved, read_origin
 from envbus.types import ClientConfig, EndpointConfig
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 KeySource = Callable[[EndpointConfig], str]
 NO_KEY = "no-key"
 """Sent to endpoints whose config names no key variable: the client library insists on some key."""
+OPENAI_KEY = "OPENAI_API_KEY"
+"""The variable whose key the ids in OPENAI_ORG_ID and OPENAI_PROJECT_ID belong to."""
 MAX_CLIENTS = 256
 
 
@@ -38,17 +41,38 @@ def environment_key(config: EndpointConfig) -> str:
     """The key that the config names, from this process's environment.
 
     Raises:
-        ModelKeyError: The variable is unset or empty.
+        ModelKeyError: The variable holds no key.
+        ModelAddressError: The URL leads to an address that nobody may call.
     """
+    refuse_reserved(config.api_base_url)
     if config.api_key_var is None:
         return NO_KEY
-    key = os.environ.get(config.api_key_var)
-    if not key:
+    key = usable_key(os.environ.get(config.api_key_var, ""))
+    if key is None:
         raise ModelKeyError(
-            f"environment variable {config.api_key_var} is not set on host {socket.gethostname()}, where the model at "
-            f"{config.api_base_url} is called; set it there, or use api_key_var=None for an endpoint without keys"
+            f"environment variable {config.api_key_var} is not set to a key on host {socket.gethostname()}, where the "
+            f"model at {config.api_base_url} is called; set it there, or use api_key_var=None for an endpoint without "
+            "keys"
         )
     return key
+
+
+def usable_key(value: str) -> str | None:
+    """The key in a variable; None if it can be none. What cannot be sent would be quoted in errors."""
+    key = value.strip()
+    return key if key.isascii() and key.isprintable() and key else None
+
+
+def refuse_reserved(url: str) -> Origin:
+    """The origin of a model's URL.
+
+    Raises:
+        ModelAddressError: It is link-local, or a cloud's metadata service.
+    """
+    origin = read_origin(url)
+    if is_reserved(origin.host):
+        raise ModelAddressError(f"{origin} is a link-local or metadata address: no model is ever called there")
+    return origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +102,7 @@ class ModelClients:
 
     Args:
         key_source: Gives the key for an endpoint, or raises ModelKeyError; asked before every request.
+        uses_proxies: Whether the proxies that the environment names are used; they are told in the log either way.
         max_clients: Past this many the least recently used client is let go, and closed once no rollout has it.
         circuits: Which endpoints are left out where there are several.
     """
@@ -86,10 +111,12 @@ class ModelClients:
         self,
         key_source: KeySource = environment_key,
         *,
+        uses_proxies: bool = True,
         max_clients: int = MAX_CLIENTS,
         circuits: Circuits | None = None,
     ) -> None:
         self._key_source = key_source
+        self._uses_proxies = uses_proxies
         self._max_clients = max_clients
         self._circuits = Circuits() if circuits is None else circuits
         self._clients: OrderedDict[tuple[int, str], tuple[asyncio.AbstractEventLoop, EndpointClient]] = OrderedDict()
@@ -137,6 +164,8 @@ class ModelClients:
 
     def _clients_in_turn(self, ring: Sequence[EndpointConfig]) -> list[EndpointClient]:
         """Whom one call asks: the first that takes it, then those that answer. Where none does, its own alone."""
+        for each in ring:
+            self._key_source(each)  # none may be called where one may not
         now_s = time.monotonic()
         first = next((each for each in ring if self._circuits.enter(_name(each), now_s)), ring[0])
         others = [each for each in ring if each is not first and self._circuits.is_closed(_name(each))]
@@ -169,7 +198,9 @@ class ModelClients:
         )
         timeout = openai.Timeout(config.timeout, connect=config.connect_timeout)
         health = _EndpointHealth(self._circuits, _name(config), config.api_base_url)
-        http_client = EndpointHttpClient(config.api_base_url, health, timeout=timeout, limits=limits)
+        http_client = EndpointHttpClient(
+            config.api_base_url, health, uses_proxies=self._uses_proxies, timeout=timeout, limits=limits
+        )
         client = EndpointClient(
             api_key=key,
             base_url=config.api_base_url,
@@ -177,6 +208,7 @@ class ModelClients:
             max_retries=config.max_retries,
             http_client=http_client,
         )
+        client.has_openai_ids = config.api_key_var == OPENAI_KEY
         weakref.finalize(client, self._close_unused, asyncio.get_running_loop(), http_client).atexit = False
         return client
 

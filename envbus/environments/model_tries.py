@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+from envbus.errors import ModelAddressError
+
 MAX_EXCERPT_CHARS = 1_000
 """How much of an endpoint's answer goes into an error message."""
 
@@ -25,6 +27,8 @@ class Tries:
     """Where the last try went."""
     last_answer: str = ""
     """Status and body, cut, of the last answer that was an error; empty if there was none."""
+    refusal: ModelAddressError | None = None
+    """Why no further try may be made."""
     limit: asyncio.Timeout | None = None
     """The time limit that the call runs under."""
     _started_s: float = field(default_factory=time.monotonic)

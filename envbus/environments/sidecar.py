@@ -69,6 +69,7 @@ class Sidecar:
         log_file: str | Path | None = None,
         log_level: str = "INFO",
         allow_keys: Sequence[str] = (),
+        allow_urls: Sequence[str] = (),
         env_dir_path: str | Path | None = None,
         extra_env_kwargs: Mapping[str, Any] | None = None,
         startup_timeout_s: float = 600.0,
@@ -87,7 +88,8 @@ class Sidecar:
                 None: a temporary file that is kept only if a server crashes.
             log_level: Level of their logs.
             allow_keys: ``"VARIABLE=ORIGIN"`` pairs: which API keys rollouts may use, and where; by default
-                none with an address, and all that this process has on a bus of their own.
+                none with an address, and all that this process has, anywhere, on a bus of their own.
+            allow_urls: Patterns of URLs that may be called without a key; by default as for allow_keys.
             env_dir_path: A folder to find environments in.
             extra_env_kwargs: Settings of the loaded environment, see Environment.set_kwargs.
             startup_timeout_s: How long loading may take.
@@ -99,9 +101,10 @@ class Sidecar:
         """
         if workers < 1:
             raise UsageError(f"workers must be at least 1, not {workers}")
-        if not address and not allow_keys:
+        if not address and not allow_keys and not allow_urls:
             allow_keys = ("*",)  # nobody but the holder of its token reaches a private bus
-        options = _serve_options(env_id, max_concurrent, name, prefix, log_level, allow_keys, env_dir_path)
+        options = _serve_options(env_id, max_concurrent, name, prefix, log_level, env_dir_path)
+        options[:0] = _model_options(allow_keys, allow_urls, uses_proxies=not address)
         variables = {ENV_ARGS_VAR: _json(env_args), EXTRA_ENV_KWARGS_VAR: _json(extra_env_kwargs)}
         Subjects(env_name(env_id, env_args, name), prefix)  # raises before anything is started
         nats = None
@@ -205,7 +208,6 @@ def _serve_options(
     name: str | None,
     prefix: str,
     log_level: str,
-    allow_keys: Sequence[str],
     env_dir_path: str | Path | None,
 ) -> list[str]:
     options = ["--prefix", prefix, "--log-level", log_level, "--verbose"]
@@ -213,12 +215,19 @@ def _serve_options(
         options += ["--max-concurrent", str(max_concurrent)]
     if name is not None:
         options += ["--name", name]
-    for pair in allow_keys:
-        options += ["--allow-key", pair]
     _, folders = own_import_paths()
     for folder in [*([str(env_dir_path)] if env_dir_path else []), *folders]:
         options += ["--env-dir-path", folder]
     return [*options, "--", env_id]
+
+
+def _model_options(allow_keys: Sequence[str], allow_urls: Sequence[str], *, uses_proxies: bool) -> list[str]:
+    options = ["--model-proxy"] if uses_proxies else []
+    for pair in allow_keys:
+        options += ["--allow-key", pair]
+    for pattern in allow_urls:
+        options += ["--allow-url", pattern]
+    return options
 
 
 def _json(values: Mapping[str, Any] | None) -> str:

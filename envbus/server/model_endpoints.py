@@ -1,7 +1,7 @@
-"""Which API keys and URLs a server may use; makes the model clients of its rollouts.
+"""Which model URLs and API keys a server may use; makes the model clients of its rollouts.
 
-A key goes only to an origin that the operator allowed for it. Unset, unknown and mismatched get the same
-refusal, so that a client learns nothing about the environment. Loopback URLs of clients elsewhere are refused.
+Nothing is allowed that the operator did not name: a key goes only to its origins, and no other origin is called.
+Unset, unknown and mismatched get the same refusal, so that a client learns nothing about the environment.
 """
 
 from __future__ import annotations
@@ -9,81 +9,103 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 from envbus.bus.loopback import is_loopback, loopback_id
-from envbus.environments.model_client import NO_KEY, ModelClients
+from envbus.environments.model_client import NO_KEY, KeySource, ModelClients, refuse_reserved, usable_key
 from envbus.errors import ModelAddressError, ModelKeyError, UsageError
+from envbus.model_urls import ANYTHING, Origin, UrlPattern, read_key_pair
 from envbus.types import CheckedClient, ClientConfig, EndpointConfig
-
-ANY_KEY = "*"
 
 
 class KeyPolicy:
-    """Pairs of a key's variable and the origin it may be sent to.
+    """What a server's rollouts may call: pairs of a key's variable and an origin, and origins without a key.
 
     Args:
-        allowed: Entries ``"VARIABLE=ORIGIN"``, e.g. ``"OPENAI_API_KEY=https://api.openai.com"``; ``"*"`` allows
-            every key everywhere: only for a server that nobody but its own user can reach.
+        allow_keys: Entries ``"VARIABLE=ORIGIN"``, e.g. ``"OPENAI_API_KEY=https://api.openai.com"``; the origin may then
+            be called without a key, too. ``"*"`` allows every key and URL: only for a server that nobody but its own
+            user can reach.
+        allow_urls: Patterns of origins that may be called without a key, e.g. ``"http://10.0.*:8000"``; ``"*"``: all.
         server_id: Whose policy it is, for its refusals.
 
     Raises:
-        UsageError: An entry is not of that form.
+        UsageError: An entry is not of that form. Its text is not repeated: it may hold a key.
     """
 
-    def __init__(self, allowed: Iterable[str] = (), *, server_id: str = "") -> None:
+    def __init__(self, allow_keys: Iterable[str] = (), allow_urls: Iterable[str] = (), *, server_id: str = "") -> None:
         self._place = f"server {server_id} on {socket.gethostname()}"
-        entries = set(allowed)
-        self._allows_all = ANY_KEY in entries
-        self._pairs: set[tuple[str, str]] = set()
-        for entry in sorted(entries - {ANY_KEY}):
-            variable, equals, url = entry.partition("=")
-            if not variable or not equals or not urlsplit(url).hostname:
-                raise UsageError(f"--allow-key {entry!r}: write VARIABLE=https://host")
-            self._pairs.add((variable, origin(url)))
+        keys, urls = set(allow_keys), set(allow_urls)
+        self.allows_all = ANYTHING in keys
+        """Whether its callers are trusted with all that this process has."""
+        self._allows_all_urls = self.allows_all or ANYTHING in urls
+        self._pairs: set[tuple[str, Origin]] = set()
+        self._patterns: list[UrlPattern] = []
+        for entry in keys - {ANYTHING}:
+            try:
+                self._pairs.add(read_key_pair(entry))
+            except ValueError as error:
+                raise UsageError(f"--allow-key: {error}") from None
+        for entry in urls - {ANYTHING}:
+            try:
+                self._patterns.append(UrlPattern.read(entry))
+            except ValueError as error:
+                raise UsageError(f"--allow-url: {error}") from None
+
+    @property
+    def none_allowed(self) -> bool:
+        """Whether no model at all may be called."""
+        return not (self._allows_all_urls or self._pairs or self._patterns)
 
     def key(self, endpoint: EndpointConfig) -> str:
         """Return the key for an endpoint.
 
         Raises:
             ModelKeyError: The pair is not allowed, or the variable is not set.
+            ModelAddressError: The URL is not allowed.
         """
+        where = refuse_reserved(endpoint.api_base_url)
         variable = endpoint.api_key_var
         if variable is None:
-            return NO_KEY
-        value = os.environ.get(variable, "")
-        where = origin(endpoint.api_base_url)
-        if not value or not (self._allows_all or (variable, where) in self._pairs):
+            return self._no_key(where)
+        allowed = self.allows_all or (variable, where) in self._pairs
+        key = usable_key(os.environ.get(variable, "")) if allowed else None
+        if key is None:
             raise ModelKeyError(
                 f"the key in {variable} may not be used for {where} by {self._place}: "
                 f"set it there and start the server with --allow-key {variable}={where}, "
                 "or call with api_key_var=None if the endpoint needs no key"
             )
-        return value
+        return key
 
-
-def origin(url: str) -> str:
-    """Return scheme, host and port of a URL."""
-    parts = urlsplit(url)
-    default = {"https": 443, "http": 80}.get(parts.scheme)
-    port = f":{parts.port}" if parts.port is not None and parts.port != default else ""
-    return f"{parts.scheme}://{(parts.hostname or '').lower()}{port}"
+    def _no_key(self, where: Origin) -> str:
+        if not (
+            self._allows_all_urls
+            or any(where == origin for _, origin in self._pairs)
+            or any(pattern.allows(where) for pattern in self._patterns)
+        ):
+            raise ModelAddressError(
+                f"{where} may not be called by {self._place}: start the server with --allow-url {where}"
+            )
+        return NO_KEY
 
 
 class ModelEndpoints:
     """Model clients for a server's rollouts, one per configuration.
 
     Args:
-        policy: Which keys may be used.
+        policy: What may be called, and with which keys.
         loopback: Which loopback is this server's.
+        model_proxy: Use the proxies that the environment names; else they are passed over.
     """
 
-    def __init__(self, policy: KeyPolicy, *, loopback: str | None = None) -> None:
+    def __init__(self, policy: KeyPolicy, *, loopback: str | None = None, model_proxy: bool = False) -> None:
         self._policy = policy
+        self.remark = "; it may call no model without --allow-key or --allow-url" if policy.none_allowed else ""
         self._loopback = loopback or loopback_id()
-        self._clients = ModelClients(policy.key)
-        self._clients_of_elsewhere = ModelClients(self._key_for_elsewhere)
+        self._clients = ModelClients(policy.key, uses_proxies=model_proxy)
+        self._clients_of_elsewhere = ModelClients(self._key_for_elsewhere, uses_proxies=model_proxy)
 
     def client(self, config: ClientConfig, *, loopback: str | None = None) -> Any:
         """Return the AsyncOpenAI of a configuration. What it may not do is refused at its first request.
@@ -101,8 +123,10 @@ class ModelEndpoints:
             config: As for client(); None where the call names no model.
             loopback: As for client().
         """
-        check = self._key_for_elsewhere if self._is_elsewhere(loopback) else self._policy.key
-        return CheckedClient(self._clients.next_endpoint(config) if config is not None else None, check)
+        key = self._key_for_elsewhere if self._is_elsewhere(loopback) else self._policy.key
+        endpoint = self._clients.next_endpoint(config) if config is not None else None
+        check = partial(_key_if_all_may, key, config.endpoint_configs if config is not None else ())
+        return CheckedClient(endpoint, check, trusts_caller=self._policy.allows_all)
 
     async def close(self) -> None:
         """Close all clients."""
@@ -122,6 +146,12 @@ class ModelEndpoints:
                 "if there is a model beside each server"
             )
         return self._policy.key(endpoint)
+
+
+def _key_if_all_may(key: KeySource, others: Iterable[EndpointConfig], endpoint: EndpointConfig) -> str:
+    for each in others:
+        key(each)
+    return key(endpoint)
 
 
 def _advertised(url: str) -> str:

@@ -9,14 +9,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import verifiers as vf
-from classic_equal import comparable, in_order, library_client, plain
-from fleet import ENVS, READY_S, Fleet, importable_envs
+from classic_equal import comparable, in_order, plain
+from fleet import ENVS, READY_S, Fleet
 
 from envbus.adapters.verifiers import attach
 from envbus.bus.embedded import EmbeddedNats
@@ -25,37 +25,10 @@ from envbus.errors import ServerLostError, UsageError
 from envbus.settings import ClientSettings
 
 pytest.importorskip("verifiers.serve", reason="before 0.1.11 rollouts had no EnvClient to put in the place of")
+from stage_classic import ENV, EVAL_S, ROOT, RUN, TURNS, row, theirs
 from verifiers.serve import ServerError
-from verifiers.types import ClientConfig
 
-ENV = "probe-classic"
-TURNS = {"kind": "turns"}
-ROOT = Path(__file__).parents[2]
-EVAL_S = 240
-RUN: dict[str, Any] = {"num_examples": 3, "rollouts_per_example": 2}
-
-
-@pytest.fixture(autouse=True)
-def own_envs() -> Iterator[None]:
-    with importable_envs():
-        yield
-
-
-@pytest.fixture
-async def here(local_demo: DemoModel) -> AsyncIterator[Any]:
-    """The library's model client for local runs."""
-    client = library_client(local_demo.base_url)
-    yield client
-    await client.close()
-
-
-def theirs(demo: DemoModel, **settings: Any) -> ClientConfig:
-    return ClientConfig(api_base_url=demo.base_url, **{"api_key_var": "EMPTY", **settings})
-
-
-def row(do: str = "run", **info: Any) -> Any:
-    prompt = [{"role": "user", "content": "Add 1 and 2."}]
-    return {"example_id": 0, "prompt": prompt, "answer": "3", "info": {"do": do, **info}}
+pytestmark = pytest.mark.usefixtures("own_envs")
 
 
 @contextlib.asynccontextmanager

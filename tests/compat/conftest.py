@@ -5,9 +5,10 @@ from __future__ import annotations
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fleet import Fleet
+from fleet import Fleet, importable_envs
 
 from envbus.demo_model import DemoModel
 
@@ -45,3 +46,20 @@ def local_demo() -> Iterator[DemoModel]:
     """Its twin, for a local run: the same calls in the same order get the same answers."""
     with DemoModel.start(seed=SEED) as demo:
         yield demo
+
+
+@pytest.fixture
+def own_envs() -> Iterator[None]:
+    """The environments of this folder can be imported."""
+    with importable_envs():
+        yield
+
+
+@pytest.fixture
+async def here(local_demo: DemoModel) -> AsyncIterator[Any]:
+    """The classic library's model client for local runs."""
+    from classic_equal import library_client
+
+    client = library_client(local_demo.base_url)
+    yield client
+    await client.close()

@@ -61,7 +61,8 @@ class Fleet:
     def serve(self, env_id: str, env_args: Mapping[str, Any] | None = None, *options: str, **variables: str) -> Served:
         """Start a server; NATSEnvClient.wait_for_server() says when it is ready."""
         command = [sys.executable, "-P", "-m", "envbus", "serve", env_id, "--address", self.url]
-        command += ["--prefix", self.prefix, "-a", json.dumps(env_args or {}), *options]
+        command += ["--prefix", self.prefix, "-a", json.dumps(env_args or {})]
+        command += ["--allow-url", "http://127.0.0.1:*", *options]
         path = os.pathsep.join([str(ENVS), *filter(None, [os.environ.get("PYTHONPATH")])])
         environ = {**os.environ, "PYTHONPATH": path, "LEDGER": str(self.ledger), **variables}
         served = Served(command, self.folder / f"server-{len(self._served)}.log", environ)

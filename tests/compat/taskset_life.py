@@ -6,17 +6,15 @@ import asyncio
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from fleet import READY_S, Fleet, endpoint, importable_envs
 from taskset_stock import their_client, their_request
 
 from envbus.adapters.hosting import load_hosted
-from envbus.adapters.verifiers.taskset_requests import read_request
 from envbus.demo_model import DemoModel
-from envbus.errors import BadRequestError, EnvArgsError, EnvironmentLoadError, LoaderMissingError
-from envbus.types import CheckedClient
+from envbus.errors import EnvArgsError, EnvironmentLoadError, LoaderMissingError
 
 ENV = "probe-taskset"
 DATA = {"idx": 0, "prompt": "Add 1 and 2.", "answer": "3"}
@@ -132,16 +130,6 @@ async def test_no_variable_is_read_that_is_not_allowed(fleet: Fleet, demo: DemoM
         assert good["error"] is None
         good = await client.run_rollout(row(), endpoint(demo.base_url, api_key_var="GOOD_KEY"), "m")
         assert good["error"] is None
-
-
-def test_a_client_chooses_no_code_of_the_server(tmp_path: Path) -> None:
-    """The library imports a custom renderer when it reads the config that names it."""
-    code, ran = tmp_path / "renderer.py", tmp_path / "ran"
-    code.write_text(f"open({str(ran)!r}, 'w')")
-    client = {"type": "train", "api_key_var": "", "renderer": {"name": "custom", "import_path": f"{code}:Renderer"}}
-    with pytest.raises(BadRequestError, match="code on the server"):
-        read_request(cast(Any, {"task_data": DATA, "client": client}), CheckedClient(None, lambda endpoint: None), None)
-    assert not ran.exists()
 
 
 async def test_a_start_that_fails_ends_the_server(fleet: Fleet) -> None:

@@ -146,6 +146,18 @@ async def hang_up(request: web.Request) -> web.StreamResponse:
     return web.Response()
 
 
+def raw(data: bytes) -> Act:
+    """Write these bytes instead of an answer, and break the connection."""
+
+    async def act(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.write(data)
+        request.transport.close()
+        return web.Response()
+
+    return act
+
+
 def flood(piece: bytes, *, first: bytes = b"", **headers: str) -> Act:
     """Send without end."""
 

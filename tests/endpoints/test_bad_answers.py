@@ -158,15 +158,16 @@ async def test_an_endless_body_is_cut_off(endpoint: BadEndpoint, monkeypatch: py
     ceiling = 1_000_000
     monkeypatch.setattr(endpoint_client, "MAX_ANSWER_BYTES", ceiling)
     bomb = gzip.compress(b" " * 50_000_000, compresslevel=1)
-    for act in (
-        flood(b" " * 50_000),
-        flood(b"x" * 50_000, first=gzip.compress(b"{}"), Content_Encoding="gzip"),
-        answer(bomb, Content_Encoding="gzip"),
+    over = "over the ceiling of 1,000,000 bytes"
+    for act, told in (
+        (flood(b" " * 50_000), over),
+        (flood(b"x" * 50_000, first=gzip.compress(b"{}"), Content_Encoding="gzip"), "not a chat completion: {}"),
+        (answer(bomb, Content_Encoding="gzip"), over),
     ):
         endpoint.will(act)
         tracemalloc.start()
         try:
-            with pytest.raises(InvalidModelResponseError, match="over the ceiling of 1,000,000 bytes"):
+            with pytest.raises(InvalidModelResponseError, match=told):
                 await ask(endpoint)
             assert tracemalloc.get_traced_memory()[1] < 10 * ceiling
         finally:

@@ -15,6 +15,7 @@ from envbus.bus.calls import Call, call_map, read_call
 from envbus.bus.loopback import is_loopback, loopback_id
 from envbus.environments.model_call import chat
 from envbus.errors import ModelAddressError
+from envbus.model_urls import LOOPBACK_PATTERNS
 from envbus.server.model_endpoints import KeyPolicy, ModelEndpoints
 from envbus.types import ClientConfig, EndpointConfig
 
@@ -60,7 +61,8 @@ def test_only_calls_with_loopback_urls_say_whose_it_is() -> None:
 
 async def test_who_may_use_which_loopback(endpoint: BadEndpoint) -> None:
     """Of servers here and elsewhere only the one elsewhere refuses, and only what it should."""
-    here, elsewhere = ModelEndpoints(KeyPolicy()), ModelEndpoints(KeyPolicy(), loopback="another one")
+    policy = KeyPolicy(allow_urls=LOOPBACK_PATTERNS)
+    here, elsewhere = ModelEndpoints(policy), ModelEndpoints(policy, loopback="another one")
     config = endpoint.config()
     beside = endpoint.config(on_server_host=True)
     try:
@@ -89,7 +91,8 @@ async def test_a_server_in_another_network(tmp_path: Path) -> None:
         model = BadEndpoint("0.0.0.0").will(RIGHT)
         model.open()
         try:
-            with serving(hosts.address, prefix, tmp_path, inside=hosts.inside("one")):
+            options = [f"--allow-url=http://{hosts.net}.1:*"]
+            with serving(hosts.address, prefix, tmp_path, inside=hosts.inside("one"), options=options):
                 async with client_of(hosts.address, prefix) as env, asyncio.timeout(READY_S + 30):
                     await env.wait_for_server(timeout_s=READY_S)
                     base = model.endpoint().model_dump()

@@ -25,7 +25,9 @@ def place(session_nats: EmbeddedNats, tmp_path_factory: pytest.TempPathFactory) 
     """Address and prefix of a server with one slot, which may use no key."""
     prefix = f"t{secrets.token_hex(4)}"
     folder = tmp_path_factory.mktemp("served")
-    with serving(session_nats.url, prefix, folder, options=["--max-concurrent", "1"]):
+    with serving(
+        session_nats.url, prefix, folder, options=["--max-concurrent", "1", "--allow-url", "http://127.0.0.1:*"]
+    ):
         yield session_nats.url, prefix
 
 

@@ -311,7 +311,7 @@ async def test_group_members_run_at_the_same_time() -> None:
         arrived.append(state)
         if len(arrived) == 8:
             everyone.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await everyone.wait()
 
     env = ScriptedEnv(act, rubric=Rubric([one]))

@@ -116,7 +116,7 @@ async def test_calls_of_one_message_run_at_the_same_time(stub: ModelStub) -> Non
         here.append(n)
         if len(here) == 2:
             both.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await both.wait()
         return "met"
 

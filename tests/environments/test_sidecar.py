@@ -116,19 +116,27 @@ async def test_cancelling_the_start_leaves_nothing(local_env: str) -> None:
             await starting
 
 
-async def test_environment_start_server_runs_rollouts_elsewhere() -> None:
+async def test_environment_start_server_runs_rollouts_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With any key that this process has, and anywhere; but at no metadata service."""
     env = load_environment("reverse-text")
+    monkeypatch.setenv("MY_LLM_KEY", "sk-of-the-parent")
     with DemoModel.start() as demo:
         await env.start_server()
         try:
             example = env.eval_examples()[0]
             output = await env.run_rollout(example, config(demo), "demo-model")
             results = await env.evaluate(config(demo), "demo-model", num_examples=2, rollouts_per_example=2)
+            keyed = config(demo).model_copy(update={"api_key_var": "MY_LLM_KEY"})
+            refused = keyed.model_copy(update={"api_base_url": "http://169.254.169.254/v1"})
+            outputs = [await env.run_rollout(example, each, "demo-model") for each in (keyed, refused)]
         finally:
             await env.stop_server()
     assert output["error"] is None
+    assert outputs[0]["error"] is None
+    assert outputs[1]["error"] is not None
+    assert outputs[1]["error"]["error"] == "ModelAddressError"
     assert [row["error"] for row in results["outputs"]] == [None] * 4
-    assert demo.requests == 5
+    assert demo.requests == 6
 
 
 async def test_outputs_over_the_bus_are_those_of_a_local_run() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -19,7 +19,7 @@ from verifiers.v1.utils.retries import run_episode_with_retry
 
 from envbus.adapters.verifiers.taskset_examples import TasksetExamples
 from envbus.adapters.verifiers.taskset_outputs import episode_output
-from envbus.adapters.verifiers.taskset_requests import is_of_their_client, read_request, rebuilt
+from envbus.adapters.verifiers.taskset_requests import Allowed, is_of_their_client, read_request, rebuilt
 from envbus.adapters.verifiers.taskset_serving import Serving
 from envbus.adapters.verifiers.taskset_stream import streamed
 from envbus.environments import progress
@@ -43,6 +43,7 @@ class TasksetHost:
     def __init__(self, env: Any, select: SelectConfig | None = None) -> None:
         self._env = env
         self._select = select or SelectConfig()
+        self._allowed = Allowed()
         self._serving = Serving(env.serving)
 
     async def open(self) -> None:
@@ -52,6 +53,15 @@ class TasksetHost:
     async def close(self) -> None:
         """End what open started."""
         await self._serving.close()
+
+    def set_kwargs(self, *, renderer_models: Sequence[str] = (), skill_folders: Sequence[str] = ()) -> None:
+        """What clients may choose.
+
+        Args:
+            renderer_models: Models whose tokenizer a ``train`` client may have loaded.
+            skill_folders: Folders of this host that ``skills`` in task data may be in.
+        """
+        self._allowed = Allowed(tuple(renderer_models), tuple(skill_folders))
 
     def eval_examples(self) -> TasksetExamples:
         """Its tasks, as inputs that carry their data."""
@@ -77,7 +87,7 @@ class TasksetHost:
             max_retries: Whole episodes again, whatever failed; beside what the environment's config says.
             state_columns: Each that is no field of the output is None in it.
         """
-        request = read_request(input, client, sampling_args)
+        request = read_request(input, client, model, sampling_args, self._allowed)
         await self._serving.open()
         (slot,) = self._env.slots(rebuilt(self._env, request.task_data))
         context = ModelContext(client=request.client, model=model, sampling=request.sampling)

@@ -10,18 +10,20 @@ from verifiers.v1.configs.select import SelectConfig
 from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
 from envbus.adapters.verifiers.taskset import TasksetHost
+from envbus.adapters.verifiers.taskset_clients import use_our_transport
 from envbus.errors import EnvArgsError, EnvironmentLoadError
 
 SELECT = "select"
 """The one argument that is not the library's: which tasks are the eval set, a SelectConfig."""
 
 
-def load_taskset(env_id: str, env_args: Mapping[str, Any]) -> TasksetHost:
+def load_taskset(env_id: str, env_args: Mapping[str, Any], *, model_proxy: bool = True) -> TasksetHost:
     """Load the environment of a taskset.
 
     Args:
         env_id: The taskset's id.
         env_args: Fields of the environment's config (``taskset``, ``agent``, ``id``, ``retries`` ...), and ``select``.
+        model_proxy: Whether its model clients use the proxies that the environment names.
 
     Raises:
         EnvArgsError: They are not such fields.
@@ -35,6 +37,7 @@ def load_taskset(env_id: str, env_args: Mapping[str, Any]) -> TasksetHost:
         selected = SelectConfig.model_validate(select)
     except (ValidationError, TypeError) as error:
         raise EnvArgsError(f"environment {env_id!r}: {error}") from error
+    use_our_transport(uses_proxies=model_proxy)
     env = load_environment(config)
     _check_data_class(env)
     return TasksetHost(env, selected)
