@@ -36,7 +36,7 @@ EnvbusError
     │   ├── InvalidModelResponseError
     │   │   └── EmptyModelResponseError
     │   ├── ModelKeyError
-    │   ├── ModelAddressError      a loopback URL of another host
+    │   ├── ModelAddressError      a URL that may not be called here
     │   ├── ModelUnreachableError  no connection, or it broke, in every try
     │   ├── ModelTimeoutError      no answer within the time for one call
     │   ├── ModelRateLimitError    429 in every try
@@ -326,7 +326,7 @@ class ModelKeyError(ModelError):
 
 
 class ModelAddressError(ModelError):
-    """The model's URL is a loopback address of another host than the one that would call it."""
+    """The model's URL may not be called here: not allowed, a loopback of another host, or a metadata service."""
 
     code = "model_address"
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NotRequired, Protocol, TypedDict, runtime_checkable
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Literal, NotRequired, Protocol, TypedDict, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from envbus.model_headers import check_headers
+from envbus.model_urls import read_origin
 
 Message = dict[str, Any]
 """One chat message in OpenAI's form: role, content, tool_calls, tool_call_id."""
@@ -180,25 +182,14 @@ class GenerateOutputs(TypedDict):
     metadata: GenerateMetadata
 
 
-URL_EXAMPLE = "http://localhost:8000/v1"
-
-
-def is_http_url(url: str) -> bool:
-    """Whether it is an http or https URL with a host."""
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # brackets, or a port that is none
-        return False
-
-
 class EndpointConfig(BaseModel):
     """One OpenAI-compatible endpoint. Holds the *name* of the key's variable, never the key."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     api_base_url: str = "https://api.openai.com/v1"
-    api_key_var: str | None = "OPENAI_API_KEY"
+    """http or https, a plain host name or IP address; no user name, no query: see envbus.model_urls."""
+    api_key_var: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)] | None = "OPENAI_API_KEY"
     """Environment variable with the key where the model is called; None for an endpoint without keys."""
     timeout: float = Field(default=3600.0, gt=0, allow_inf_nan=False)
     """Seconds for one model call, all its tries and the waits between them counted."""
@@ -209,22 +200,20 @@ class EndpointConfig(BaseModel):
     max_retries: int = Field(default=5, ge=0, le=1000)
     """Tries after the first for connection errors, 408, 409, 429 and 5xx, with jittered backoff."""
     extra_headers: dict[str, str] = Field(default_factory=dict)
+    """For each request; none with credentials, nor about where it goes: see envbus.model_headers."""
     on_server_host: bool = False
     """A loopback URL is meant from where each server stands. Else a server on another host refuses to call it."""
 
     @field_validator("api_base_url")
     @classmethod
     def _is_url(cls, url: str) -> str:
-        if not is_http_url(url):
-            raise ValueError(f"must be an http or https URL like {URL_EXAMPLE}")
+        read_origin(url)
         return url
 
     @field_validator("extra_headers")
     @classmethod
-    def _no_line_breaks(cls, headers: dict[str, str]) -> dict[str, str]:
-        for name, value in headers.items():
-            if not name.strip() or any(c in name + value for c in "\r\n"):
-                raise ValueError(f"extra_headers: {name!r} is not a valid header")
+    def _are_allowed(cls, headers: dict[str, str]) -> dict[str, str]:
+        check_headers(headers.items())
         return headers
 
 
@@ -245,11 +234,14 @@ class CheckedClient:
 
     Attributes:
         endpoint: Where the call's model is, not yet checked; None where the call named none.
-        check: Raises ModelKeyError or ModelAddressError for an endpoint that may not be called, or not with its key.
+        check: Returns the key to use. Raises ModelKeyError or ModelAddressError for an endpoint that may not be
+            called, or not with its key.
+        trusts_caller: The caller may choose what this process loads: it is of the same user.
     """
 
     endpoint: EndpointConfig | None
-    check: Callable[[EndpointConfig], object]
+    check: Callable[[EndpointConfig], str]
+    trusts_caller: bool = False
 
 
 class RolloutRunner(Protocol):

@@ -26,6 +26,7 @@ _TLS_SCHEMES = {"tls", "wss"}
 _HOST_PORT_PATH = re.compile(r"(?P<host>[\w.-]+|\[[0-9A-Fa-f:.]+\])(:(?P<port>[0-9]{1,5}))?(?P<path>/[\w./-]*)?")
 _INBOX = re.compile(r"[^\s.*>]+(\.[^\s.*>]+)*")
 _CREDENTIALS = {"user", "password", "token", "creds_file", "nkey_seed", "nkey_seed_file"}
+_FILES = {"creds_file", "nkey_seed_file", "tls_ca_file", "tls_cert_file", "tls_key_file"}
 _CONTEXT_CREDENTIALS = {"user": "user", "creds": "creds_file", "nkey": "nkey_seed_file", "token": "token"}
 _CONTEXT_KEYS = {
     "inbox_prefix": "inbox_prefix",
@@ -58,6 +59,8 @@ class BusOptions(BaseModel):
     """A .creds file: JWT and nkey seed."""
     nkey_seed: SecretStr | None = None
     nkey_seed_file: Path | None = None
+    context_file: Path | None = None
+    """The NATS CLI context that user and password, or the token, come from: read again for every connection."""
     inbox_prefix: str = DEFAULT_INBOX_PREFIX
     """Reply subjects start with it; set it to what this NATS user may subscribe to."""
     tls_ca_file: Path | None = None
@@ -150,6 +153,8 @@ class BusOptions(BaseModel):
         Raises:
             UsageError: A TLS file does not hold what it should.
         """
+        if self.context_file is not None:
+            return self._as_its_context_says().nats_kwargs()
         kwargs: dict[str, Any] = {"servers": list(self.servers), "inbox_prefix": self.inbox_prefix}
         if self.user is not None and self.password is not None:
             kwargs |= {"user": self.user, "password": self.password.get_secret_value()}
@@ -164,6 +169,14 @@ class BusOptions(BaseModel):
         if self.requires_tls:
             kwargs |= self._tls_kwargs(kwargs)
         return kwargs
+
+    def _as_its_context_says(self) -> BusOptions:
+        """With the credentials that the context has now: they may have been renewed."""
+        assert self.context_file is not None
+        named = _named_context(str(self.context_file))
+        renewed = {name: value for name, value in named.items() if name in _CREDENTIALS}
+        kept = {name: value for name, value in self if name not in _CREDENTIALS | {"context_file"}}
+        return BusOptions(**kept, **renewed)
 
     def _tls_kwargs(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         context = _HandshakeContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -236,7 +249,8 @@ def resolve_bus_options(
     Args:
         address: One address, a comma-separated list, several, or finished options. ``nats://``
             and port 4222 are the defaults; userinfo is ``user:password@`` or ``token@``.
-        context: Name of a NATS CLI context; with an address, only its other settings are used.
+        context: Name of a NATS CLI context, or path of one (it ends in .json; files named in it are relative to its
+            folder); with an address, only its other settings are used.
         **arguments: See BusArguments. Credentials replace those of the address or context.
 
     Raises:
@@ -275,7 +289,7 @@ def _given(arguments: BusArguments) -> _Fields:
 
 
 def _named_layers(address: str | Sequence[str] | BusOptions | None, context: str | None) -> list[_Fields]:
-    layers = [_context_fields(context)] if context else []
+    layers = [_named_context(context)] if context else []
     if isinstance(address, BusOptions):
         return [*layers, {name: value for name, value in address if value is not None}]
     if address:
@@ -286,7 +300,7 @@ def _named_layers(address: str | Sequence[str] | BusOptions | None, context: str
     if url:
         return [_address_fields(url)]
     name = os.environ.get("ENVBUS_CONTEXT")
-    return [_context_fields(name)] if name else []
+    return [_named_context(name)] if name else []
 
 
 def _selected_layers() -> list[_Fields]:
@@ -294,7 +308,7 @@ def _selected_layers() -> list[_Fields]:
         name = (_cli_directory() / "context.txt").read_text(encoding="utf-8").strip()
     except OSError:
         return []
-    return [_context_fields(name)] if name else []
+    return [_named_context(name)] if name else []
 
 
 def _build(layers: list[_Fields]) -> BusOptions:
@@ -302,7 +316,7 @@ def _build(layers: list[_Fields]) -> BusOptions:
     fields: _Fields = {}
     for layer in layers:
         if _CREDENTIALS & layer.keys():
-            fields = {name: value for name, value in fields.items() if name not in _CREDENTIALS}
+            fields = {name: value for name, value in fields.items() if name not in _CREDENTIALS | {"context_file"}}
         fields |= layer
     try:
         return BusOptions(**fields)
@@ -376,22 +390,41 @@ def _cli_directory() -> Path:
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "nats"
 
 
-def _context_fields(name: str) -> _Fields:
-    """Read a context of the NATS CLI, with its order of credentials: user, creds, nkey, token."""
+def _context_file(name: str) -> Path:
+    """Where a context is: a path as it is, a name in the NATS CLI's folder."""
+    if name.endswith(".json"):
+        return Path(name).expanduser().absolute()
     directory = _cli_directory() / "context"
-    if "/" in name or ".." in name or not (directory / f"{name}.json").is_file():
-        known = ", ".join(sorted(file.stem for file in directory.glob("*.json"))) or "none"
-        raise UsageError(f"no NATS CLI context {name!r} in {directory} (there are: {known})")
     file = directory / f"{name}.json"
+    if "/" in name or ".." in name or not file.is_file():
+        known = ", ".join(sorted(file.stem for file in directory.glob("*.json"))) or "none"
+        raise UsageError(
+            f"no NATS CLI context {name!r} in {directory} (there are: {known}); the path of one ends in .json"
+        )
+    return file
+
+
+def _named_context(name: str) -> _Fields:
+    file = _context_file(name)
+    fields = _context_fields(file)
+    if name.endswith(".json"):
+        fields |= {field: file.parent / Path(str(fields[field])).expanduser() for field in _FILES & fields.keys()}
+    return fields | ({"context_file": file} if {"password", "token"} & fields.keys() else {})
+
+
+def _context_fields(file: Path) -> _Fields:
+    """Read a context of the NATS CLI, with its order of credentials: user, creds, nkey, token."""
     try:
         settings = json.loads(_read(file))
-    except ValueError:
-        settings = None
+    except ValueError as error:
+        if str(error).startswith("cannot read"):
+            raise UsageError(f"NATS CLI context: {error}") from None
+        raise UsageError(f"{file} is not a NATS CLI context: not a JSON object") from None
     if not isinstance(settings, dict):
-        raise UsageError(f"{file} is not a NATS CLI context: not a JSON object, or unreadable")
+        raise UsageError(f"{file} is not a NATS CLI context: not a JSON object")
     for key in ("nsc", "socks_proxy", "user_jwt"):
         if settings.get(key):
-            raise UsageError(f"NATS CLI context {name!r} uses {key!r}, which envbus does not support; use creds")
+            raise UsageError(f"NATS CLI context {file.stem!r} uses {key!r}, which envbus does not support; use creds")
     fields = _address_fields(settings.get("url") or "nats://127.0.0.1:4222")
     fields |= {field: settings[key] for key, field in _CONTEXT_KEYS.items() if settings.get(key)}
     for key, field in _CONTEXT_CREDENTIALS.items():

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import ValidationError
-from pydantic_core import PydanticSerializationError
 
 from envbus.bus.loopback import is_loopback, loopback_id
 from envbus.errors import BadRequestError
@@ -93,14 +92,10 @@ def _read_client(value: Any) -> ClientConfig | None:
     if value is None:
         return None
     try:
-        config = ClientConfig.model_validate(value)
-        config.model_dump_json()
+        return ClientConfig.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise BadRequestError(f"client.{'.'.join(str(p) for p in first['loc'])}: {first['msg']}") from error
-    except PydanticSerializationError as error:
-        raise BadRequestError("client: holds text that is no Unicode") from error
-    return config
 
 
 def _typed(fields: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:

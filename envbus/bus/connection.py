@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +20,22 @@ import nats.errors
 from nats.aio.subscription import Subscription as NatsSubscription
 
 from envbus.bus.address import BusOptions
-from envbus.bus.denials import Denials
+from envbus.bus.denials import Action, Denials
 from envbus.bus.diagnose import explain_unreachable
-from envbus.bus.dialer import ATTEMPT_TIMEOUT_S, CLOSE_TIMEOUT_S, Dialer, SturdyClient, backoff_s, close_client
-from envbus.bus.inbox import Handler, Inbox, settle
+from envbus.bus.dialer import (
+    ATTEMPT_TIMEOUT_S,
+    CLOSE_TIMEOUT_S,
+    Dialer,
+    SturdyClient,
+    backoff_s,
+    close_client,
+    needs_new_client,
+)
+from envbus.bus.inbox import INBOX_PREFIXES, Handler, Inbox, settle
 from envbus.bus.outbox import Outbox
 from envbus.bus.tasks import TaskSet
 from envbus.errors import (
+    BusAuthError,
     BusClosedError,
     BusError,
     BusPermissionError,
@@ -44,8 +53,6 @@ LEAVE_TIMEOUT_S = 5.0
 MAX_UNSENT_BYTES = 128 * 1024 * 1024
 """What may wait to be sent by send(): nobody asks faster than NATS takes answers, but a flood."""
 DEFAULT_MAX_PAYLOAD = 1024 * 1024
-INBOX_PREFIXES = ("_INBOX.", "_INBOX_", "_R_.")
-"""How reply subjects begin: of clients, of clients with a prefix of their own, and mapped between accounts."""
 
 
 @dataclass(slots=True, eq=False)
@@ -105,7 +112,7 @@ class Connection:
         self.stats = ConnectionStats()
         self._notices = Notices(log)
         self.inbox = Inbox(options.inbox_prefix)
-        self._denials = Denials(self.inbox.subject)
+        self._denials = Denials(self.inbox.subject, log)
         self._dialer = Dialer(
             options,
             name=name,
@@ -122,7 +129,10 @@ class Connection:
         self._closed = False
         self._rebuilding = False
         self._tasks = TaskSet("the connection")
-        self._heard = asyncio.Event()
+        self._listening: dict[str, asyncio.Event] = {}
+        """Checks whether this connection hears itself, by their subjects: that one is denied answers it, too."""
+        self.trouble: BusAuthError | None = None
+        """Why NATS does not take this connection back now, if it said so."""
         self._outbox = Outbox(lambda subject, data, reply: self.publish(subject, data, reply=reply), self._notices)
 
     # ---- life
@@ -157,8 +167,10 @@ class Connection:
         self._tasks.spawn(self._outbox.run())
 
     async def _check_inbox(self) -> None:
-        await self._hears_itself(INBOX_TIMEOUT_S)
-        denied = self.denied(self.inbox.pattern)
+        pattern = self.inbox.pattern
+        if self.denied("subscribe", pattern) is None:
+            await self._hears_itself(INBOX_TIMEOUT_S)
+        denied = self.denied("subscribe", pattern)
         if denied is not None and self._client is not None:
             self._up.clear()
             client, self._client = self._client, None
@@ -180,6 +192,7 @@ class Connection:
                 if self._client.is_connected:
                     await self._client.flush(timeout=CLOSE_TIMEOUT_S)
             await close_client(self._client)
+        self._denials.close()
         self._notices.close(time.monotonic())
 
     def _note(self, kind: str, text: str, level: int = logging.WARNING, **facts: Any) -> None:
@@ -265,29 +278,34 @@ class Connection:
 
         Raises:
             NoServerError: Nobody subscribes to the subject (503).
-            TimeoutError: No reply in time, or the connection was down for all of it.
+            TimeoutError: No reply in time, or the connection was down for all of it: ``trouble`` may tell why.
             PayloadTooLargeError: Over the connection's limit.
-            BusPermissionError: The subject is denied to this user.
+            BusPermissionError: The subject is denied to this user; told as soon as NATS says so.
             BusClosedError: After close(), or closed meanwhile.
         """
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         token = self.inbox.route(lambda message: settle(answer, message, subject))
         try:
-            async with asyncio.timeout(timeout_s):
-                while not await self.publish(subject, data, reply=self.inbox.reply_subject(token)):
-                    await self.wait_up()
-                return await answer
-        except TimeoutError as error:
-            if denied := self.denied(subject):
-                raise BusPermissionError(denied) from error
-            raise
+            with self._denials.ending(answer, subject):
+                async with asyncio.timeout(timeout_s):
+                    while not await self.publish(subject, data, reply=self.inbox.reply_subject(token)):
+                        await self.wait_up()
+                    return await answer
         finally:
             self.inbox.unroute(token)
             if answer.done() and not answer.cancelled():
                 answer.exception()  # seen, even if publishing failed first
 
-    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> Subscription:
-        """Subscribe; restored after every outage until unsubscribe()."""
+    async def subscribe(
+        self, subject: str, handler: Handler, *, queue: str = "", optional: str | None = None
+    ) -> Subscription:
+        """Subscribe; restored after every outage until leave().
+
+        Args:
+            optional: What is missed without it; that it is denied is then one warning in the log, and no error.
+        """
+        if optional is not None:
+            self._denials.optional("subscribe", subject, optional)
         subscription = Subscription(subject, handler, queue)
         self._subscriptions.add(subscription)
         if self.is_up:
@@ -306,35 +324,56 @@ class Connection:
         """End a subscription after the messages that are already under way were handled."""
         self._subscriptions.discard(subscription)
         current, subscription.current = subscription.current, None
-        if current is not None and self.is_up:
+        if current is None:
+            return
+        try:
             with contextlib.suppress(nats.errors.Error, OSError, asyncio.TimeoutError):
                 # nats-py waits for ever for messages whose delivery ended with the connection.
                 async with asyncio.timeout(LEAVE_TIMEOUT_S):
-                    await current.drain()  # type: ignore[no-untyped-call]
+                    await (current.drain() if self.is_up else current.unsubscribe())  # type: ignore[no-untyped-call]
+        finally:  # else nats-py would subscribe again after an outage
+            current._stop_processing()
+            current._conn._remove_sub(current._id)
+            while not current._pending_queue.empty():
+                subscription.handler(current._pending_queue.get_nowait())
 
     def is_inbox(self, subject: str) -> bool:
         """Whether a reply subject is an inbox: servers reply to nothing else."""
         return subject.startswith((*INBOX_PREFIXES, self.options.inbox_prefix + "."))
 
     @property
-    def has_denials(self) -> bool:
-        """Whether NATS denied anything on this connection."""
-        return len(self._denials) > 0
+    def may_not_send(self) -> bool:
+        """Whether NATS denied this user to publish to anything but an inbox."""
+        return self._denials.has_published
 
-    def denied(self, subject: str) -> str | None:
-        """Return what NATS said when it denied this subject, if it did."""
-        return self._denials.of(subject)
+    def denied(self, action: Action, subject: str) -> str | None:
+        """Return what NATS said when it denied this subject, if it did; to publish: within the last seconds."""
+        return self._denials.of(action, subject)
 
-    async def check_allowed(self, *subjects: str) -> None:
-        """Wait until NATS has judged the subscriptions made so far.
+    async def check_allowed(self, *subscribed: str, published: Iterable[str] = ()) -> None:
+        """Wait until NATS has judged what was subscribed to and published so far.
 
         Raises:
-            BusPermissionError: It denied one of these subjects to this user.
+            BusPermissionError: It denied some of these subjects to this user; names them all.
         """
         await self._hears_itself(INBOX_TIMEOUT_S)
-        for subject in subjects:
-            if denied := self.denied(subject):
-                raise BusPermissionError(denied)
+        denials = [self.denied("subscribe", subject) for subject in subscribed]
+        denials += [self.denied("publish", subject) for subject in published]
+        if texts := [text for text in denials if text is not None]:
+            raise BusPermissionError("; ".join(texts))
+
+    async def round_trip(self, *, timeout_s: float) -> float:
+        """Return the seconds that a message to oneself takes; what was sent before has then been judged by NATS.
+
+        A user who may not send to its own inbox hears of that instead, in the same order.
+
+        Raises:
+            TimeoutError: Neither came.
+        """
+        started = time.monotonic()
+        if not await self._hears_itself(timeout_s):
+            raise TimeoutError
+        return time.monotonic() - started
 
     # ---- nats-py
 
@@ -345,8 +384,12 @@ class Connection:
             raise BusClosedError("the connection was closed while it was opened")
         self._client = client
         try:
-            for subscription in [Subscription(self.inbox.pattern, self.inbox.deliver, ""), *self._subscriptions]:
-                await self._restore(subscription)
+            await self._restore(Subscription(self.inbox.pattern, self.inbox.deliver, ""))
+            restored: set[Subscription] = set()
+            while missing := self._subscriptions - restored:  # more may come meanwhile
+                for subscription in missing & self._subscriptions:
+                    await self._restore(subscription)
+                restored |= missing
         except BusError as error:
             await close_client(client)
             raise BusUnreachableError(f"lost again at once: {error}") from error
@@ -375,10 +418,13 @@ class Connection:
         self.stats.errors += 1
         if isinstance(error, nats.errors.SlowConsumerError):
             self.stats.slow_consumers += 1
-        denied = self._denials.note(str(error))
-        if denied is not None:
-            if self._denials.is_inbox(denied):
-                self._heard.set()
+        denial = self._denials.note(str(error))
+        if denial is not None:
+            for subject in self._listening if denial.subject == self.inbox.pattern else [denial.subject]:
+                if (heard := self._listening.get(subject)) is not None:
+                    heard.set()
+        elif self._down_since is not None and needs_new_client(error):
+            self._give_up_client()
         elif self.is_up or not isinstance(error, OSError):
             self._note(type(error).__name__, str(error) or type(error).__name__, errors=self.stats.errors)
 
@@ -387,6 +433,7 @@ class Connection:
             return
         self._up.clear()
         self._down_since = asyncio.get_running_loop().time()
+        self._denials.clear()  # what this user may do may be something else by then
         self._note("lost", "connection lost, reconnecting")
         for listener in list(self._listeners):
             listener.on_disconnected()
@@ -400,13 +447,18 @@ class Connection:
             return
         if self._up.is_set():
             await self._on_disconnected()
-        # Before the first open() has come to its end, it is open() that tries again.
-        if self._down_since is not None and not self._rebuilding:
-            self._rebuilding = True
-            self._tasks.spawn(self._rebuild())
+        self._give_up_client()
 
-    async def _rebuild(self) -> None:
+    def _give_up_client(self) -> None:
+        """Make another one in its place: nats-py has closed it, or connects with credentials that are out of date."""
+        # Before the first open() has come to its end, it is open() that tries again.
+        if self._down_since is not None and not self._rebuilding and self._client is not None:
+            self._rebuilding = True
+            self._tasks.spawn(self._rebuild(self._client))
+
+    async def _rebuild(self, old: SturdyClient) -> None:
         try:
+            await close_client(old)
             await self._rebuild_until_up()
         finally:
             self._rebuilding = False
@@ -418,6 +470,7 @@ class Connection:
             try:
                 await self._connect(ATTEMPT_TIMEOUT_S)
             except Exception as error:  # noqa: BLE001 - logged, and tried for ever: TLS files may be just being renewed
+                self.trouble = error if isinstance(error, BusAuthError) else None
                 self._note("unreachable", f"{str(error) or type(error).__name__}; trying again", tries=tries)
                 await asyncio.sleep(backoff_s(tries))
             else:
@@ -431,7 +484,7 @@ class Connection:
         self._down_since = None
         self.stats.outage_s += outage_s
         self._dialer.connected()
-        self._denials.clear()
+        self.trouble = None
         self._up.set()
         text = f"connected again after {outage_s:.1f} s"
         count = self.stats.reconnects + self.stats.rebuilds
@@ -443,6 +496,7 @@ class Connection:
         while True:
             await asyncio.sleep(LOOPBACK_INTERVAL_S)
             self._notices.tick(time.monotonic())
+            self._denials.tick()
             try:
                 await self._reconnect_if_deaf()
             except Exception as error:  # noqa: BLE001 - logged, and watched on
@@ -458,14 +512,17 @@ class Connection:
 
     async def _hears_itself(self, timeout_s: float) -> bool:
         """Whether a message to oneself comes back; a denial of it is something heard, too."""
-        self._heard.clear()
-        token = self.inbox.route(lambda message: self._heard.set())
+        heard = asyncio.Event()
+        token = self.inbox.route(lambda message: heard.set())
+        subject = self.inbox.reply_subject(token)
+        self._listening[subject] = heard
         try:
             async with asyncio.timeout(timeout_s):
-                await self.publish(self.inbox.reply_subject(token), b"")
-                await self._heard.wait()
+                await self.publish(subject, b"")
+                await heard.wait()
                 return True
         except TimeoutError:
             return False
         finally:
             self.inbox.unroute(token)
+            del self._listening[subject]

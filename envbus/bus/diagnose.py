@@ -10,6 +10,9 @@ from urllib.parse import urlsplit
 from envbus.bus.address import BusOptions
 
 _LOOK_S = 1.5
+_NOT_ACCEPTED = "CERTIFICATE_VERIFY_FAILED"
+_ENDED_IN_TLS = ("[SSL", "Broken pipe", "reset by peer")
+"""How a connection ends that NATS refuses when TLS is set up: with TLS 1.3 it may be after the handshake."""
 
 
 async def explain_unreachable(options: BusOptions, error: str) -> str:
@@ -19,6 +22,16 @@ async def explain_unreachable(options: BusOptions, error: str) -> str:
         options: The address that failed.
         error: What the NATS client said.
     """
+    if _NOT_ACCEPTED in error:
+        return (
+            f"{options.describe()}: the certificate of NATS is not accepted: {error}; it must be valid, for this name, "
+            "and of the authority that ca in the context names"
+        )
+    if options.requires_tls and any(sign in error for sign in _ENDED_IN_TLS):
+        wants = "; it may want a certificate of this user: cert and key in the context"
+        if options.tls_cert_file:
+            wants = "; NATS did not take this user's certificate" if "CERT" in error or "UNKNOWN_CA" in error else ""
+        return f"{options.describe()}: {error}{wants}"
     findings = [
         await _look(urlsplit(server).hostname or "", urlsplit(server).port or 4222) for server in options.servers
     ]
@@ -54,6 +67,6 @@ async def _greeting(where: str, reader: asyncio.StreamReader, writer: asyncio.St
             first = await reader.read(5)
             return None if first.startswith(b"INFO ") else not_nats
     except TimeoutError:
-        return not_nats
+        return f"{not_nats}, or tls_first in the context: NATS is silent before TLS if set up so"
     except OSError:
         return not_nats

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import ssl
 import weakref
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import nats.errors
 from nats.aio.client import Client, Server, Srv
+from nats.aio.transport import TcpTransport
 
 from envbus.bus.address import BusOptions
 from envbus.errors import BusAuthError, BusUnreachableError
@@ -138,9 +140,11 @@ class Dialer:
     def _explained(self, error: Exception) -> BusAuthError | BusUnreachableError:
         if any(_is_refusal(cause) for cause in [*self._errors, error]):
             return BusAuthError(
-                f"NATS at {self._options.describe()} refused the credentials; check user, password, token or creds"
+                f"NATS at {self._options.describe()} refused the credentials; check user, password, token, nkey or "
+                "creds"
             )
-        if isinstance(error, NONSENSE_ERRORS):
+        # A certificate that is not accepted is a ValueError, too.
+        if isinstance(error, NONSENSE_ERRORS) and not isinstance(error, OSError):
             return BusUnreachableError("what answers there does not speak NATS; check the port")
         cause = self._errors[-1] if self._errors else error
         return BusUnreachableError(str(cause) or type(cause).__name__)
@@ -183,6 +187,8 @@ class SturdyClient(Client):
 
     async def _connect_to_server(self, s: Srv) -> None:
         await super()._connect_to_server(s)
+        if type(self._transport) is TcpTransport:  # one that is not connected counts as none, so not before
+            self._transport.__class__ = _QuietTransport
         writer = getattr(self._transport, "_io_writer", None)  # a WebSocket has none
         if writer is not None:
             self._writers.add(writer)
@@ -200,6 +206,14 @@ class SturdyClient(Client):
         super()._setup_server_pool(connect_url)
         self._server_pool += self._discovered
 
+    async def _process_err(self, err_msg: str) -> None:
+        if "permissions violation" not in err_msg:
+            await super()._process_err(err_msg)
+            return
+        # nats-py's parser has put it in lower case; the subjects of two envs may differ in nothing but case.
+        said = self._ps.buf.partition(b"\r\n")[0].decode("utf-8", "replace")
+        await self._error_cb(nats.errors.Error(f"nats: {said.partition(' ')[2]}"))
+
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
         try:
             found: dict[str, str] | None = await super()._process_headers(headers)
@@ -211,6 +225,14 @@ class SturdyClient(Client):
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
     ) -> object:
         return super()._build_message(sid, _as_utf8(subject), _as_utf8(reply), data, headers)
+
+
+class _QuietTransport(TcpTransport):
+    """Tells asyncio's stream that it is encrypted: else asyncio warns at the end of each connection."""
+
+    async def connect_tls(self, *args: Any, **kwargs: Any) -> None:
+        await super().connect_tls(*args, **kwargs)
+        self._io_writer._protocol._over_ssl = True  # type: ignore[union-attr]
 
 
 def _as_utf8(subject: bytes) -> bytes:
@@ -236,6 +258,11 @@ def backoff_s(tries: int) -> float:
 def return_after_s(outage_s: float) -> float:
     """Return for how long after an outage others may still be away: their last pause between two tries, and more."""
     return min(outage_s, RECONNECT_MAX_S) + RETURN_S
+
+
+def needs_new_client(error: BaseException) -> bool:
+    """Whether nats-py's own reconnecting is in vain: it keeps the credentials and TLS files that it began with."""
+    return _is_refusal(error) or isinstance(error, ssl.SSLError)
 
 
 def _is_refusal(error: BaseException) -> bool:

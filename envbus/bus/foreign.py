@@ -119,7 +119,7 @@ def _array(array: Any, numpy: Any) -> Any:
         return array.tolist()
     if not _is_sensible(array):
         return text(array)
-    return numpy.array(array, dtype=array.dtype.newbyteorder("<"), order="C", copy=None, subok=False)
+    return array.astype(array.dtype.newbyteorder("<"), order="C", copy=False, subok=False)
 
 
 def _is_sensible(array: Any) -> bool:

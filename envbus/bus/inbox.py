@@ -13,6 +13,10 @@ from typing import Any
 
 from envbus.errors import BusClosedError, NoServerError
 
+MAPPED_INBOX = "_R_."
+"""How reply subjects begin that NATS has put in place of another account's."""
+INBOX_PREFIXES = ("_INBOX.", "_INBOX_", MAPPED_INBOX)
+"""How reply subjects begin: of clients, of clients with a prefix of their own, and mapped between accounts."""
 Handler = Callable[[Any], None]
 """Gets a message (subject, reply, data, headers); must only enqueue or decide, never wait."""
 StrayHandler = Callable[[str, Any], None]
@@ -29,7 +33,6 @@ class Inbox:
     def __init__(self, prefix: str) -> None:
         self.subject = f"{prefix}.{secrets.token_hex(11)}"
         self._handlers: dict[str, Handler] = {}
-        self._count = 0
         self.strays: set[StrayHandler] = set()
         """Hear of what is dropped."""
 
@@ -44,8 +47,8 @@ class Inbox:
     def route(self, handler: Handler, *, token: str | None = None) -> str:
         """Give replies to a new token, or to this one, to a handler; returns the token."""
         if token is None:
-            self._count += 1
-            token = f"{self._count:x}"
+            # Who was sent one request knows the rest of the subject, and must not answer another one.
+            token = secrets.token_hex(8)
         self._handlers[token] = handler
         return token
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import weakref
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING or sys.platform == "win32":
@@ -21,16 +20,17 @@ class BusLoop(_Loop):
 
     def __init__(self) -> None:
         super().__init__()
-        self._connections: weakref.WeakSet[asyncio.WriteTransport] = weakref.WeakSet()
+        self._connections: set[asyncio.WriteTransport] = set()  # weak references to uvloop's TLS there are none
 
     async def create_connection(self, *args: Any, **kwargs: Any) -> Any:
         """Connect, as any event loop does."""
         transport, protocol = await super().create_connection(*args, **kwargs)
-        self._connections.add(transport)
+        self._connections = {other for other in self._connections if not other.is_closing()} | {transport}
         return transport, protocol
 
     async def abort_connections(self) -> None:
         """Drop what is still connected, unsent data included."""
-        for transport in list(self._connections):
+        for transport in self._connections:
             transport.abort()
+        self._connections.clear()
         await asyncio.sleep(0)

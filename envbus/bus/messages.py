@@ -152,6 +152,8 @@ class Heard(WireMessage):
     job: Id
     attempt: Int
     seq: Count
+    follow: bool | None = None
+    """Send the progress of all jobs of this client to this message's reply subject from now on."""
 
 
 class Wait(WireMessage):

@@ -19,6 +19,8 @@ MAX_TOKEN_BYTES = 128
 WORK_QUEUE = "workers"
 """The queue group of everything that any one server may answer."""
 DEFAULT_PREFIX = "env"
+DISCOVERY = "$SRV"
+"""First token of the subjects on which micro services are discovered; NATS's own, under any prefix."""
 _SAFE = "-_~@+=!$,"
 
 
@@ -43,7 +45,10 @@ def env_name(env_id: str, env_args: Mapping[str, Any] | None = None, name: str |
     if not env_id:
         raise UsageError("env_id must not be empty")
     if "~" in env_id:
-        raise UsageError(f"env_id {env_id!r}: '~' is kept for the digest of arguments; give a name= of your own")
+        raise UsageError(
+            f"env_id {env_id!r}: '~' is kept for the digest of arguments; to use servers of that name give "
+            f"{env_id.partition('~')[0]!r} and name= (--name {env_id}); for one of your own give another name="
+        )
     if not env_args:
         return env_id
     return f"{env_id}~{args_digest(env_args)}"
@@ -146,6 +151,17 @@ class Subjects:
         return f"{self._base}.beat.*"
 
 
+@dataclass(frozen=True, slots=True)
+class AllEnvs(Subjects):
+    """Patterns for the same subjects of every env under a prefix; for every id: ``server("*")``."""
+
+    env: str = "*"
+
+    @property
+    def _base(self) -> str:
+        return f"{self.prefix}.*"
+
+
 def check_prefix(prefix: str) -> str:
     """Return the prefix.
 
@@ -181,6 +197,11 @@ def all_beats(prefix: str = DEFAULT_PREFIX) -> str:
 def all_gone(prefix: str = DEFAULT_PREFIX) -> str:
     """Ends of server processes, of every env under a prefix."""
     return f"{check_prefix(prefix)}.*.gone"
+
+
+def all_discovery() -> str:
+    """Everything that is asked of micro services."""
+    return f"{DISCOVERY}.>"
 
 
 def parse_beat(subject: str, prefix: str = DEFAULT_PREFIX) -> tuple[str, str] | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from envbus.errors import UsageError
+from envbus.model_headers import check_headers
 
 MAX_SECONDS = 10**8
 """Three years: the most that an option with a time takes."""
@@ -35,7 +36,7 @@ def headers(lines: Sequence[str]) -> dict[str, str]:
     """HTTP headers from ``Name: Value`` texts.
 
     Raises:
-        UsageError: One has no name or no colon; its value, often a secret, is not shown.
+        UsageError: One is no header, or may not be set; its value, often a secret, is not shown.
     """
     found: dict[str, str] = {}
     for line in lines:
@@ -43,6 +44,10 @@ def headers(lines: Sequence[str]) -> dict[str, str]:
         if not colon or not name.strip():
             raise UsageError("--header: write it as 'Name: Value'")
         found[name.strip()] = value.strip()
+    try:
+        check_headers(found.items())
+    except ValueError as error:
+        raise UsageError(f"--header {error}") from None
     return found
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from envbus.cli.operator_options import Address, AsJson, Prefix, Timeout, print_json
+from envbus.cli.operator_options import Address, AsJson, Context, Prefix, Timeout, print_json
 
 if TYPE_CHECKING:
     from envbus.client import NATSEnvClient
@@ -43,6 +43,7 @@ def call(
     ] = None,
     timeout: Timeout = TIMEOUT_S,
     address: Address = None,
+    context: Context = None,
     prefix: Prefix = "env",
     as_json: AsJson = False,
 ) -> int:
@@ -70,12 +71,14 @@ def call(
         endpoint = choose_endpoint(provider, api_base_url, api_key_var, extra_headers={}, keys_here=False)
 
     async def work() -> int:
+        from envbus.bus.address import resolve_bus_options
         from envbus.client import NATSEnvClient
         from envbus.logs import setup_logging
 
         setup_logging("ERROR")
         with _model_at(endpoint, demo_model) as reachable:
-            async with NATSEnvClient(address, name=env, prefix=prefix, timeout_s=timeout or None) as client:
+            options = resolve_bus_options(address, context=context)
+            async with NATSEnvClient(options, name=env, prefix=prefix, timeout_s=timeout or None) as client:
                 await client.wait_for_server()
                 row = cast("RolloutInput", own_input) if own_input else await _example(client, index)
                 row.setdefault("example_id", 0)

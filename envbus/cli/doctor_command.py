@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from envbus.cli.operator_options import Address, AsJson, Prefix, operate, print_json
+from envbus.cli.operator_options import Address, AsJson, Context, Prefix, operate, print_json
 
 if TYPE_CHECKING:
     from envbus.controller.diagnosis import Finding
@@ -24,11 +24,15 @@ def doctor(
         list[str],
         typer.Option(
             "--role",
-            help="This user must be able to be a client, server, operator or controller. Repeatable. "
+            help="This user must be able to be a trainer, server, operator, controller or dashboard. Repeatable. "
             "Default: at least one of them.",
         ),
     ] = [],  # noqa: B006 - typer copies it
+    controller_id: Annotated[
+        str | None, typer.Option("--controller-id", help="Try the role of a controller with this id.")
+    ] = None,
     address: Address = None,
+    context: Context = None,
     prefix: Prefix = "env",
     as_json: AsJson = False,
 ) -> int:
@@ -39,24 +43,31 @@ def doctor(
     """
     from envbus.errors import UsageError
 
-    known = ("client", "server", "operator", "controller")
+    known = ("trainer", "server", "operator", "controller", "dashboard")
     for name in role:
         if name not in known:
             raise UsageError(f"--role {name!r}: one of {', '.join(known)}")
     return operate(
-        lambda operator: _doctor(operator, env, role, as_json), address=address, prefix=prefix, log_level="CRITICAL"
+        lambda operator: _doctor(operator, env, role, controller_id, as_json),
+        address=address,
+        context=context,
+        prefix=prefix,
+        log_level="CRITICAL",
+        must_hear=False,
     )
 
 
-async def _doctor(operator: Operator, env: str | None, roles: list[str], as_json: bool) -> int:
+async def _doctor(
+    operator: Operator, env: str | None, roles: list[str], controller_id: str | None, as_json: bool
+) -> int:
     from envbus.cli.fleet_tables import output_console
     from envbus.controller.diagnosis import diagnose
 
     console = output_console()
     findings: list[Finding] = []
-    async for finding in diagnose(operator, env=env, roles=roles):  # type: ignore[arg-type]
+    async for finding in diagnose(operator, env=env, roles=roles, controller_id=controller_id):  # type: ignore[arg-type]
         findings.append(finding)
-        if not as_json:
+        if not as_json and _is_asked_for(finding, roles):
             _show(finding, console)
     failed = sum(finding.level == "failed" for finding in findings)
     if as_json:
@@ -64,6 +75,11 @@ async def _doctor(operator: Operator, env: str | None, roles: list[str], as_json
     else:
         console.print("all fine" if not failed else f"{failed} to change, see above")
     return 1 if failed else 0
+
+
+def _is_asked_for(finding: Finding, roles: list[str]) -> bool:
+    role = finding.check.removeprefix("permissions as ")
+    return not roles or role == finding.check or role in roles
 
 
 def _show(finding: Finding, console: object) -> None:

@@ -132,6 +132,15 @@ def evaluate(
             rich_help_panel=_WHERE,
         ),
     ] = None,
+    context: Annotated[
+        str | None,
+        typer.Option(
+            "--context",
+            metavar="CONTEXT",
+            help="NATS CLI context with address and credentials: the path of its .json file, or its name.",
+            rich_help_panel=_WHERE,
+        ),
+    ] = None,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -212,7 +221,12 @@ def evaluate(
         json_object(sampling_args, "-S/--sampling-args"), max_tokens=max_tokens, temperature=temperature
     )
     mode, bus = choose_mode(
-        address=address, name=name, workers=workers, disable_env_server=disable_env_server, extra_env_kwargs=extra
+        address=address,
+        context=context,
+        name=name,
+        workers=workers,
+        disable_env_server=disable_env_server,
+        extra_env_kwargs=extra,
     )
     flags = {"-p/--provider": provider, "-b/--api-base-url": api_base_url, "-k/--api-key-var": api_key_var}
     for flag, value in flags.items():

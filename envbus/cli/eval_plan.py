@@ -53,6 +53,7 @@ class EvalPlan:
 def choose_mode(
     *,
     address: str | None,
+    context: str | None = None,
     name: str | None,
     workers: int | None,
     disable_env_server: bool,
@@ -63,10 +64,11 @@ def choose_mode(
     Raises:
         UsageError: Flags that contradict each other, or the address is wrong.
     """
+    where = "--address" if address else "--context"
     clashes = (
-        ("--address", address, "--disable-env-server", disable_env_server),
-        ("--address", address, "-w/--workers", workers),
-        ("--address", address, "-x/--extra-env-kwargs", extra_env_kwargs),
+        (where, address or context, "--disable-env-server", disable_env_server),
+        (where, address or context, "-w/--workers", workers),
+        (where, address or context, "-x/--extra-env-kwargs", extra_env_kwargs),
         ("--disable-env-server", disable_env_server, "-w/--workers", workers),
         ("--disable-env-server", disable_env_server, "--name", name),
     )
@@ -79,7 +81,7 @@ def choose_mode(
         if workers < 1:
             raise UsageError("-w/--workers must be at least 1")
         return "sidecar", None
-    bus = find_bus_options(address)
+    bus = find_bus_options(address, context=context)
     if bus is not None and extra_env_kwargs:
         raise UsageError(
             "-x/--extra-env-kwargs does not reach the servers at the address in ENVBUS_URL, NATS_URL or "

@@ -123,7 +123,6 @@ async def _sidecar(plan: EvalPlan, display: EvalDisplay) -> AsyncIterator[Evalua
         prefix=plan.prefix,
         log_file=plan.results_path / "logs" / "server.log" if plan.results_path else None,
         log_level="DEBUG" if plan.verbose else "INFO",
-        allow_keys=_allowed_keys(plan.endpoint),
         env_dir_path=plan.env_dir_path,
         extra_env_kwargs=plan.extra_env_kwargs,
     )
@@ -221,15 +220,6 @@ def _over_bus(plan: EvalPlan, display: EvalDisplay, client: NATSEnvClient) -> Ev
             ) from error
 
     return evaluate
-
-
-def _allowed_keys(endpoint: ClientConfig) -> list[str]:
-    """The one pair of key and origin that the run needs; a sidecar may use what its parent has."""
-    from envbus.server.model_endpoints import origin
-
-    if endpoint.api_key_var is None:
-        return []
-    return [f"{endpoint.api_key_var}={origin(endpoint.api_base_url)}"]
 
 
 # ---- what a waiting run says, and where logs go

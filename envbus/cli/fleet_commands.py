@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from envbus.cli.formats import plural
-from envbus.cli.operator_options import Address, AsJson, Host, Prefix, Timeout, operate, print_json
+from envbus.cli.operator_options import Address, AsJson, Context, Host, Prefix, Timeout, operate, print_json
 
 if TYPE_CHECKING:
     from envbus.controller.fleet_views import FleetView, ServerView
@@ -22,6 +22,7 @@ def scale(
     replicas: Annotated[int, typer.Argument(min=0, max=100_000, metavar="N", help="Servers to run.")],
     host: Host = None,
     address: Address = None,
+    context: Context = None,
     prefix: Prefix = "env",
     as_json: AsJson = False,
 ) -> int:
@@ -40,7 +41,7 @@ def scale(
         _tell_shares(before, name, shares, as_json)
         return 0
 
-    return operate(work, address=address, prefix=prefix)
+    return operate(work, address=address, context=context, prefix=prefix)
 
 
 def _tell_shares(before: FleetView, env: str, shares: dict[str, int], as_json: bool) -> None:
@@ -65,6 +66,7 @@ def drain(
     target: Annotated[str, typer.Argument(help="An env, a host, or the start of a server's id.")],
     timeout: Timeout = TIMEOUT_S,
     address: Address = None,
+    context: Context = None,
     prefix: Prefix = "env",
     as_json: AsJson = False,
 ) -> int:
@@ -81,7 +83,7 @@ def drain(
         leaving = await operator.retire(found)
         return await _await_end(operator, leaving, timeout_s=timeout, as_json=as_json)
 
-    return operate(work, address=address, prefix=prefix)
+    return operate(work, address=address, context=context, prefix=prefix)
 
 
 def stop(
@@ -89,6 +91,7 @@ def stop(
     everything: Annotated[bool, typer.Option("--all", help="All servers and controllers under the prefix.")] = False,
     timeout: Timeout = TIMEOUT_S,
     address: Address = None,
+    context: Context = None,
     prefix: Prefix = "env",
     as_json: AsJson = False,
 ) -> int:
@@ -109,13 +112,14 @@ def stop(
         leaving = await operator.stop(find_target(view, target) if target is not None else None)
         return await _await_end(operator, leaving, timeout_s=timeout, as_json=as_json)
 
-    return operate(work, address=address, prefix=prefix)
+    return operate(work, address=address, context=context, prefix=prefix)
 
 
 def restart(
     env: Annotated[str, typer.Argument(help="Name of the env on the bus.")],
     host: Host = None,
     address: Address = None,
+    context: Context = None,
     prefix: Prefix = "env",
     as_json: AsJson = False,
 ) -> int:
@@ -137,7 +141,7 @@ def restart(
             print(f"{name}: {count} servers are being replaced one by one; watch it with: envbus top")
         return 0
 
-    return operate(work, address=address, prefix=prefix)
+    return operate(work, address=address, context=context, prefix=prefix)
 
 
 async def _await_end(operator: Operator, servers: list[ServerView], *, timeout_s: float, as_json: bool) -> int:

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from envbus.cli.operator_options import Context
+
 if TYPE_CHECKING:
     from envbus.adapters.gateway.gateway import Gateway
+    from envbus.bus.address import BusOptions
     from envbus.http_endpoint import HttpEndpoint
 
 
@@ -28,6 +31,7 @@ def gateway(
         str | None,
         typer.Option("--address", metavar="URL", help="NATS address. Default: ENVBUS_URL, then NATS_URL."),
     ] = None,
+    context: Context = None,
     prefix: Annotated[str, typer.Option("--prefix", help="First token of all NATS subjects.")] = "env",
     health: Annotated[
         str | None,
@@ -44,11 +48,12 @@ def gateway(
     from envbus.cli.running import run
 
     async def work() -> int:
+        from envbus.bus.address import resolve_bus_options
         from envbus.logs import setup_logging
 
         setup_logging(log_level, json=json_logs)
         places = _places(listen, env)
-        async with _gateway(places, address, prefix) as running:
+        async with _gateway(places, resolve_bus_options(address, context=context), prefix) as running:
             page = await _health_page(running, health)
             try:
                 for (_, name), listener in zip(places, running.listeners, strict=True):
@@ -70,14 +75,14 @@ def _places(listen: Sequence[str], env: Sequence[str]) -> list[tuple[str, str]]:
     return list(zip(listen, env, strict=True))
 
 
-def _gateway(places: list[tuple[str, str]], address: str | None, prefix: str) -> Gateway:
+def _gateway(places: list[tuple[str, str]], options: BusOptions, prefix: str) -> Gateway:
     from envbus.errors import UsageError
 
     try:
         from envbus.adapters.gateway.gateway import Gateway
     except ModuleNotFoundError as error:
         raise UsageError(f"a gateway needs pyzmq ({error}): pip install 'envbus[gateway]'") from error
-    return Gateway(places, address, prefix=prefix)
+    return Gateway(places, options, prefix=prefix)
 
 
 async def _health_page(gateway: Gateway, where: str | None) -> HttpEndpoint | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from envbus.cli.operator_options import Address, AsJson, Prefix, operate, print_json
+from envbus.cli.operator_options import Address, AsJson, Context, Prefix, operate, print_json
 
 if TYPE_CHECKING:
     from envbus.controller.operator import Operator
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 def info(
     env: Annotated[str, typer.Argument(help="Name of the env on the bus.")],
     address: Address = None,
+    context: Context = None,
     prefix: Prefix = "env",
     as_json: AsJson = False,
 ) -> int:
     """Show what an env is: arguments, versions, fingerprints, examples, limits."""
-    return operate(lambda operator: _info(operator, env, as_json), address=address, prefix=prefix)
+    return operate(lambda operator: _info(operator, env, as_json), address=address, context=context, prefix=prefix)
 
 
 async def _info(operator: Operator, name: str, as_json: bool) -> int:
@@ -74,6 +75,7 @@ def ping(
     target: Annotated[str | None, typer.Argument(help="Env, host or server; all servers if left out.")] = None,
     count: Annotated[int, typer.Option("-c", "--count", min=1, max=1000, help="Round trips to each server.")] = 3,
     address: Address = None,
+    context: Context = None,
     prefix: Prefix = "env",
     as_json: AsJson = False,
 ) -> int:
@@ -81,7 +83,9 @@ def ping(
 
     Exit code 1 if one gave no answer: it stalls, is cut off, or is gone since its last heartbeat.
     """
-    return operate(lambda operator: _ping(operator, target, count, as_json), address=address, prefix=prefix)
+    return operate(
+        lambda operator: _ping(operator, target, count, as_json), address=address, context=context, prefix=prefix
+    )
 
 
 async def _ping(operator: Operator, target: str | None, count: int, as_json: bool) -> int:

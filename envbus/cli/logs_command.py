@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from envbus.cli.operator_options import Address, AsJson, Prefix, operate, print_json
+from envbus.cli.operator_options import Address, AsJson, Context, Prefix, operate, print_json
 
 if TYPE_CHECKING:
     from envbus.bus.control_messages import LogLines
@@ -29,6 +29,7 @@ def logs(
         typer.Option("--level", help="First have the server log from this level on, until it ends or is told another."),
     ] = None,
     address: Address = None,
+    context: Context = None,
     prefix: Prefix = "env",
     as_json: AsJson = False,
 ) -> int:
@@ -48,7 +49,7 @@ def logs(
             await _follow(operator, found, answer.next, as_json)
         return 0
 
-    return operate(work, address=address, prefix=prefix, interrupted=0 if follow else 130)
+    return operate(work, address=address, context=context, prefix=prefix, interrupted=0 if follow else 130)
 
 
 async def _find(operator: Operator, text: str) -> ServerView:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from envbus.cli.operator_options import Address, AsJson, Prefix, operate, print_json
+from envbus.cli.operator_options import Address, AsJson, Context, Prefix, operate, print_json
 
 if TYPE_CHECKING:
     from envbus.controller.operator import Operator
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 def list_fleet(
     env: Annotated[str | None, typer.Argument(help="Only this env.")] = None,
     address: Address = None,
+    context: Context = None,
     prefix: Prefix = "env",
     as_json: AsJson = False,
 ) -> int:
@@ -24,7 +25,7 @@ def list_fleet(
     Listens for two heartbeats, about two seconds: a rate needs two counts. "servers 3 of 5" are those
     that are there and those that controllers want; "waiting" are jobs, by so many clients.
     """
-    return operate(lambda operator: _list(operator, env, as_json), address=address, prefix=prefix)
+    return operate(lambda operator: _list(operator, env, as_json), address=address, context=context, prefix=prefix)
 
 
 async def _list(operator: Operator, name: str | None, as_json: bool) -> int:

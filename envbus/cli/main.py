@@ -20,9 +20,11 @@ from envbus.cli.doctor_command import doctor
 from envbus.cli.eval_command import evaluate
 from envbus.cli.fleet_commands import drain, restart, scale, stop
 from envbus.cli.gateway_command import gateway
+from envbus.cli.health_command import health
 from envbus.cli.info_command import info, ping
 from envbus.cli.logs_command import logs
 from envbus.cli.ls_command import list_fleet
+from envbus.cli.nats_command import nats_app
 from envbus.cli.reporting import EXIT_USAGE, print_error, report
 from envbus.cli.serve_command import serve
 from envbus.cli.top_command import top
@@ -52,6 +54,8 @@ app.command("stop")(stop)
 app.command("logs")(logs)
 app.command("call")(call)
 app.command("doctor")(doctor)
+app.add_typer(nats_app, name="nats")
+app.command("health")(health)
 
 _ParserError = cast(type[Exception], typer.BadParameter.__mro__[2])
 """The base of the parser's errors; typer does not export it."""

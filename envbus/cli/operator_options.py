@@ -19,6 +19,14 @@ Address = Annotated[
     str | None,
     typer.Option("--address", metavar="URL", help="NATS address. Default: ENVBUS_URL, then NATS_URL."),
 ]
+Context = Annotated[
+    str | None,
+    typer.Option(
+        "--context",
+        metavar="CONTEXT",
+        help="NATS CLI context with address and credentials: the path of its .json file, or its name.",
+    ),
+]
 Prefix = Annotated[str, typer.Option("--prefix", help="First token of all NATS subjects.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Host = Annotated[str | None, typer.Option("--host", help="Only the controllers on this host.")]
@@ -34,9 +42,11 @@ def operate(
     work: Callable[[Operator], Coroutine[Any, Any, int]],
     *,
     address: str | None,
+    context: str | None,
     prefix: str,
     interrupted: int = 130,
     log_level: str = "ERROR",
+    must_hear: bool = True,
 ) -> int:
     """Run a command with a connected Operator.
 
@@ -44,18 +54,24 @@ def operate(
         work: The command; its result is the exit code.
         interrupted: Exit code after Ctrl-C.
         log_level: Least level of logs that go to stderr.
+        must_hear: It is of no use to a user who may not hear servers.
     """
     from envbus.cli.running import run
 
     async def connected() -> int:
+        from envbus.bus.address import resolve_bus_options
         from envbus.controller.operator import Operator
         from envbus.logs import setup_logging
         from envbus.settings import ClientSettings
 
         setup_logging(log_level)
         limit_s = ClientSettings().connect_timeout_s
-        async with Operator(address, prefix=prefix, connect_timeout_s=limit_s) as operator:
+        options = resolve_bus_options(address, context=context)
+        async with Operator(options, prefix=prefix, connect_timeout_s=limit_s) as operator:
             try:
+                if must_hear:
+                    for missing in await operator.check_allowed():
+                        print(f"warning: {missing}", file=sys.stderr)
                 return await work(operator)
             except BrokenPipeError:  # as with "| head": whoever read this has seen enough
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

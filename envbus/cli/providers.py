@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from envbus.errors import UsageError
-from envbus.types import URL_EXAMPLE, ClientConfig, is_http_url
+from envbus.model_urls import read_origin
+from envbus.types import ClientConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,8 @@ def choose_endpoint(
     if provider is not None and provider not in PROVIDERS:
         raise UsageError(f"-p/--provider {provider!r} is unknown; use one of {', '.join(PROVIDERS)}, or -b URL")
     known = PROVIDERS[provider or DEFAULT_PROVIDER]
-    if base_url is not None and not is_http_url(base_url):
-        raise UsageError(f"-b/--api-base-url must be an http or https URL like {URL_EXAMPLE}")
+    if base_url is not None:
+        _check_url(base_url)
     variable = key_var
     if key_var is None and (base_url is None or provider is not None):
         unset = keys_here and not os.environ.get(known.key_var)
@@ -69,3 +70,10 @@ def choose_endpoint(
     return ClientConfig(
         api_base_url=base_url or known.base_url, api_key_var=variable or None, extra_headers=extra_headers
     )
+
+
+def _check_url(base_url: str) -> None:
+    try:
+        read_origin(base_url)
+    except ValueError as error:
+        raise UsageError(f"-b/--api-base-url {error}") from None

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from envbus.cli.arguments import MAX_SECONDS
+from envbus.cli.operator_options import Context
+
+if TYPE_CHECKING:
+    from envbus.bus.address import BusOptions
 
 
 def serve(
@@ -24,6 +28,7 @@ def serve(
             "belongs there, where no process list shows it.",
         ),
     ] = None,
+    context: Context = None,
     embedded: Annotated[
         bool, typer.Option("--embedded", help="Start a NATS server on this host, to try things out; prints its URL.")
     ] = False,
@@ -41,6 +46,19 @@ def serve(
             "e.g. OPENAI_API_KEY=https://api.openai.com. Repeatable.",
         ),
     ] = [],  # noqa: B006 - typer copies it
+    allow_url: Annotated[
+        list[str],
+        typer.Option(
+            "--allow-url",
+            metavar="PATTERN",
+            help="Let rollouts call models without a key there, e.g. http://10.0.*:8000 or http://127.0.0.1:*. "
+            "Repeatable. With --embedded this host's loopback is allowed.",
+        ),
+    ] = [],  # noqa: B006
+    model_proxy: Annotated[
+        bool,
+        typer.Option("--model-proxy", help="Call models through the proxies that HTTPS_PROXY and its like name."),
+    ] = False,
     grace: Annotated[
         float | None,
         typer.Option(
@@ -89,12 +107,15 @@ def serve(
 
     async def work() -> int:
         from envbus.cli.arguments import json_object
+        from envbus.model_urls import LOOPBACK_PATTERNS
 
         options: dict[str, Any] = {
             "name": name,
             "max_concurrent": max_concurrent,
             "prefix": prefix,
             "allow_keys": allow_key,
+            "allow_urls": [*allow_url, *(LOOPBACK_PATTERNS if embedded else ())],
+            "model_proxy": model_proxy,
             "extra_env_kwargs": json_object(extra_env_kwargs or given_extra, "-x/--extra-env-kwargs"),
             "log_level": log_level,
             "log_file": log_file,
@@ -106,7 +127,9 @@ def serve(
             "controller": controller,
         }
         args = json_object(env_args or given_args, "-a/--env-args")
-        return await _serve(env_id, args, options, address=address, embedded=embedded, grace_s=grace, dirs=env_dir_path)
+        return await _serve(
+            env_id, args, options, bus=(address, context), embedded=embedded, grace_s=grace, dirs=env_dir_path
+        )
 
     return run(work, verbose=verbose, interrupted=0)
 
@@ -116,7 +139,7 @@ async def _serve(
     env_args: dict[str, Any],
     options: dict[str, Any],
     *,
-    address: str | None,
+    bus: tuple[str | None, str | None],
     embedded: bool,
     grace_s: float | None,
     dirs: list[str],
@@ -130,17 +153,17 @@ async def _serve(
     from envbus.server.stops import LoadInterruptedError
     from envbus.settings import ServerSettings
 
-    if embedded and address:
-        raise UsageError("--embedded and --address: give only one")
+    if embedded and any(bus):
+        raise UsageError("--embedded and --address, or --context: give only one")
     for folder in dirs:
         add_env_dir(folder, env_id)
     settings = ServerSettings() if grace_s is None else ServerSettings(grace_s=grace_s)
     async with AsyncExitStack() as stack:
         if embedded:
             nats = await stack.enter_async_context(EmbeddedNats())
-            address = nats.url
-            typer.echo(f"NATS is at {address}; try: envbus eval {env_id} --demo-model --address {address}")
-        server = NATSEnvServer(env_id, env_args, _address(address), settings=settings, **options)
+            bus = nats.url, None
+            typer.echo(f"NATS is at {nats.url}; try: envbus eval {env_id} --demo-model --address {nats.url}")
+        server = NATSEnvServer(env_id, env_args, _options(*bus), settings=settings, **options)
         try:
             await server.run()
         except LoadInterruptedError:
@@ -148,7 +171,7 @@ async def _serve(
     return 0
 
 
-def _address(address: str | None) -> Any:
+def _options(address: str | None, context: str | None) -> BusOptions:
     """Where NATS is.
 
     Raises:
@@ -158,7 +181,7 @@ def _address(address: str | None) -> Any:
     from envbus.errors import UsageError
 
     try:
-        return resolve_bus_options(address)
+        return resolve_bus_options(address, context=context)
     except UsageError as error:
         if not str(error).startswith("no NATS address"):
             raise

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from envbus.cli.operator_options import Address, Prefix, operate
+from envbus.cli.operator_options import Address, Context, Prefix, operate
 
 if TYPE_CHECKING:
     from envbus.cli.top_screen import Row
@@ -26,6 +26,7 @@ MESSAGE_S = 6.0
 
 def top(
     address: Address = None,
+    context: Context = None,
     prefix: Prefix = "env",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per second instead.")] = False,
 ) -> int:
@@ -36,10 +37,10 @@ def top(
     from envbus.errors import UsageError
 
     if as_json:
-        return operate(_stream, address=address, prefix=prefix, interrupted=0)
+        return operate(_stream, address=address, context=context, prefix=prefix, interrupted=0)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("envbus top needs a terminal; elsewhere use: envbus ls, or envbus top --json")
-    return operate(_watch, address=address, prefix=prefix, interrupted=0, log_level="CRITICAL")
+    return operate(_watch, address=address, context=context, prefix=prefix, interrupted=0, log_level="CRITICAL")
 
 
 async def _stream(operator: Operator) -> int:

@@ -26,6 +26,21 @@ def up(
     max_concurrent: Annotated[
         int | None, typer.Option("--max-concurrent", min=1, help="Rollouts at the same time per server. Default: 64.")
     ] = None,
+    allow_key: Annotated[
+        list[str],
+        typer.Option(
+            "--allow-key", metavar="VAR=ORIGIN", help="As for envbus serve; in a fleet file: allow_keys. Repeatable."
+        ),
+    ] = [],  # noqa: B006 - typer copies it
+    allow_url: Annotated[
+        list[str],
+        typer.Option(
+            "--allow-url",
+            metavar="PATTERN",
+            help="As for envbus serve; in a fleet file: allow_urls. Repeatable. "
+            "With a NATS server of its own this host's loopback is allowed.",
+        ),
+    ] = [],  # noqa: B006
     address: Annotated[
         str | None,
         typer.Option(
@@ -33,6 +48,15 @@ def up(
             metavar="URL",
             help="NATS address. Default: the fleet file's, ENVBUS_URL, NATS_URL; without any a NATS server "
             "of its own on this host. A password belongs into ENVBUS_URL.",
+        ),
+    ] = None,
+    context: Annotated[
+        str | None,
+        typer.Option(
+            "--context",
+            metavar="CONTEXT",
+            help="NATS CLI context to connect with, of the servers, too: the path of its .json file, or its name. "
+            "Default: the fleet file's.",
         ),
     ] = None,
     prefix: Annotated[str | None, typer.Option("--prefix", help="First token of all NATS subjects.")] = None,
@@ -70,10 +94,12 @@ def up(
 
     async def work() -> int:
         overrides: dict[str, dict[str, Any]] = {
-            "bus": {"address": address, "prefix": prefix},
+            "bus": {"address": address, "context": _from_here(context), "prefix": prefix},
             "controller": {"id": controller_id, "log_dir": log_dir, "adopt": adopt, "metrics_port": metrics_port},
         }
-        spec = _spec(targets, replicas, max_concurrent, overrides)
+        given: dict[str, Any] = {"replicas": replicas, "max_concurrent": max_concurrent}
+        given |= {"allow_keys": allow_key or None, "allow_urls": allow_url or None}
+        spec = _spec(targets, {key: value for key, value in given.items() if value is not None}, overrides)
         if dry_run:
             _print_plan(spec, as_json=as_json)
             return 0
@@ -82,10 +108,14 @@ def up(
     return run(work, verbose=verbose)
 
 
+def _from_here(context: str | None) -> str | None:
+    """A path is relative to where this command runs, not to the fleet file."""
+    return str(Path(context).absolute()) if context is not None and context.endswith(".json") else context
+
+
 def _spec(
     targets: list[str],
-    replicas: int | None,
-    max_concurrent: int | None,
+    options: dict[str, Any],
     overrides: dict[str, dict[str, Any]],
 ) -> FleetSpec:
     from envbus.controller.spec import fleet_of, read_fleet_file
@@ -96,12 +126,13 @@ def _spec(
     }
     files = [target for target in targets if target.endswith(".toml")]
     if not files:
-        return fleet_of(targets, replicas=replicas, max_concurrent=max_concurrent, overrides=given)
+        return fleet_of(targets, **options, overrides=given)
     if len(targets) > 1:
         raise UsageError("give one fleet file, or names of environments, not both")
-    if replicas is not None or max_concurrent is not None:
+    if options:
         raise UsageError(
-            "--replicas and --max-concurrent go with names of environments; write them into the fleet file"
+            "--replicas, --max-concurrent, --allow-key and --allow-url go with names of environments; write them into "
+            "the fleet file"
         )
     return read_fleet_file(Path(files[0]), overrides=given)
 
@@ -169,3 +200,6 @@ def _print_plan(spec: FleetSpec, *, as_json: bool) -> None:
     console = Console(highlight=False)
     console.print(f"controller {plan['controller']} on {plan['bus']}, logs in {plan['log_dir']}", soft_wrap=True)
     console.print(table)
+    for env in plan["envs"]:
+        if env["isolation"]:
+            console.print(f" {env['env']}: {'; '.join(env['isolation'])}", soft_wrap=True)

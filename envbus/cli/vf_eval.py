@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-_OWN_FLAGS = ("--address", "--demo-model", "--workers", "--json", "--prefix")
+_OWN_FLAGS = ("--address", "--context", "--demo-model", "--workers", "--json", "--prefix")
 _ADDRESS_VARIABLES = ("ENVBUS_URL", "NATS_URL", "ENVBUS_CONTEXT")
 _SINCE = (0, 2)
 _MADE_FOR_THEIRS = ("envbus-remote", "envbus_remote")

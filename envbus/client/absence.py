@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from envbus.bus.connection import Connection
 from envbus.bus.subjects import Subjects
 from envbus.client.crashes import Crashes
-from envbus.client.presence import hear_beats
+from envbus.client.presence import hear_beats_if_allowed
 from envbus.errors import CallError, FingerprintError, NoServerError, ServerLoadingError
 from envbus.settings import ClientSettings
 
@@ -84,8 +84,8 @@ class Absence:
         """Return the error for the waiting jobs, with what is on the bus instead; None if a server came up now."""
         env = self._subjects.env
         async with Crashes(self._connection, self._subjects) as crashes:
-            beats = await hear_beats(self._connection, self._subjects.prefix)
-        where = self._connection.options.describe()
+            heard = await hear_beats_if_allowed(self._connection, self._subjects.prefix)
+        beats, where = heard or [], self._connection.options.describe()
         if verdict == "loading":
             limit = self._settings.loading_timeout_s
             return ServerLoadingError(f"the servers of env {env!r} were still loading after {limit:g} s")
@@ -95,13 +95,20 @@ class Absence:
         if any(beat.env == env and beat.state != "failed" for beat in beats):
             self.reset()
             return None
-        return NoServerError(no_server_text(env, where, sorted({beat.env for beat in beats}), crashes.troubles()))
+        present = None if heard is None else sorted({beat.env for beat in heard})
+        return NoServerError(no_server_text(env, where, present, crashes.troubles()))
 
 
-def no_server_text(env: str, where: str, present: list[str], troubles: Sequence[str] = ()) -> str:
-    """Say that an env has no server, why, what is there, and what the name may have been meant to be."""
+def no_server_text(env: str, where: str, present: list[str] | None, troubles: Sequence[str] = ()) -> str:
+    """Say that an env has no server, why, what is there, and what the name may have been meant to be.
+
+    Args:
+        present: Names of the envs that are there; None: this user may not know.
+    """
     if troubles:
         return f"no server of env {env!r} at {where}; " + "; ".join(troubles)
+    if present is None:
+        return f"no server of env {env!r} at {where}; this user may not hear which envs there are: check the name"
     if not present:
         return (
             f"no server of env {env!r} at {where}, and no other env either; "
@@ -109,8 +116,12 @@ def no_server_text(env: str, where: str, present: list[str], troubles: Sequence[
         )
     if env in present:
         return f"no server of env {env!r} at {where} takes jobs: those that are there end, or could not load it"
-    close = difflib.get_close_matches(env, present, n=1)
+    same_id = [name for name in present if name.partition("~")[0] == env]
+    close = same_id[:1] or difflib.get_close_matches(env, present, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
+    if close and "~" in close[0]:
+        env_id = close[0].partition("~")[0]
+        hint += f" Its servers have arguments: give {env_id!r} the same ones (-a), or that name (--name {close[0]})"
     if "~" in env:
         hint += "; what follows ~ stands for the env's arguments, which its servers must have been given too"
     return f"no server of env {env!r} at {where}; the envs there are: {', '.join(present)}{hint}"

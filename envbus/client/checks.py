@@ -12,7 +12,7 @@ from envbus.bus.messages import Check, Gone, Status, pack, parse_as
 from envbus.bus.subjects import Subjects
 from envbus.bus.tasks import TaskSet
 from envbus.client.job_lists import in_messages
-from envbus.errors import EnvbusError, NoServerError
+from envbus.errors import BusPermissionError, EnvbusError, NoServerError
 from envbus.notices import Notices
 from envbus.settings import PROBE_TIMEOUT_S
 
@@ -28,6 +28,7 @@ class Checks:
     Args:
         holders: Returns the jobs that each server holds.
         suspects: Returns servers to ask again at once.
+        follow: Told of a server and the jobs there before these are checked.
         progress: Returns how much of a job's progress is here from a server; None: it has none.
         on_status: Gets ``(server, status)`` of an answer.
         on_nobody: Gets a server that NATS does not know (503).
@@ -43,6 +44,7 @@ class Checks:
         interval_s: float,
         holders: Callable[[], Mapping[str, Sequence[str]]],
         suspects: Callable[[], Collection[str]],
+        follow: Callable[[str, Sequence[str]], None],
         progress: Callable[[str, str], tuple[int, int, int] | None],
         on_status: Callable[[str, Status], None],
         on_nobody: Callable[[str], None],
@@ -56,6 +58,7 @@ class Checks:
         self._interval_s = interval_s
         self._holders = holders
         self._suspects = suspects
+        self._follow = follow
         self._progress = progress
         self._on_status = on_status
         self._on_nobody = on_nobody
@@ -71,7 +74,9 @@ class Checks:
 
     async def open(self) -> None:
         """Listen for controllers that saw a server end."""
-        self._news = await self._connection.subscribe(self._subjects.gone, self._on_news)
+        self._news = await self._connection.subscribe(
+            self._subjects.gone, self._on_news, optional="the end of a server is noticed a little later"
+        )
 
     async def close(self) -> None:
         """Listen no more."""
@@ -101,6 +106,7 @@ class Checks:
 
     async def _check_all(self, server: str, jobs: Sequence[str]) -> None:
         try:
+            self._follow(server, jobs)
             for some in in_messages(jobs, self._connection.max_payload, extra_bytes=self._extra_bytes(server, jobs)):
                 await self._check(server, some)
         finally:
@@ -117,6 +123,8 @@ class Checks:
             status = parse_as(data, Status)
         except NoServerError:
             self._on_nobody(server)
+        except BusPermissionError as error:
+            log.debug("a check was denied: %s", error)  # the session ends the jobs
         except TimeoutError:
             log.debug("a check was not answered in %g s", PROBE_TIMEOUT_S, extra={"server": server, "jobs": len(jobs)})
         except EnvbusError as error:

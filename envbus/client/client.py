@@ -260,7 +260,11 @@ class NATSEnvClient:
             return False
 
     async def servers(self) -> list[Beat]:
-        """Return the latest heartbeat of each server of the env; listens for a little over a second."""
+        """Return the latest heartbeat of each server of the env; listens for a little over a second.
+
+        Raises:
+            BusPermissionError: This user may not hear heartbeats.
+        """
         return await self._inquire(lambda inquiries: inquiries.servers())
 
     async def wait_for_server(self, *, timeout_s: float | None = None) -> Info:
@@ -353,8 +357,9 @@ class NATSEnvClient:
                 packed = await result
             return await self._unpacked(packed)
         except TimeoutError as error:
+            why = "" if (trouble := self._bus.connection.trouble) is None else f"; {trouble}"
             raise CallTimeoutError(
-                f"env {self.env!r}: no result within this call's limit of {self._timeout_s:g} s"
+                f"env {self.env!r}: no result within this call's limit of {self._timeout_s:g} s{why}"
             ) from error
         finally:
             if watch is not None:

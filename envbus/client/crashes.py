@@ -29,7 +29,10 @@ class Crashes:
         self._connection = connection
         self._subjects = subjects
         self._subscriptions: list[Subscription] = []
+        self._controllers = all_controller_beats(subjects.prefix)
         self._crash: str | None = None
+        self._crashed_under: str | None = None
+        """The controller of the server that could not load the env."""
         self._troubles: dict[str, str] = {}
         """What each controller says about servers of the env that ended."""
         self._reports: dict[str, EnvReport] = {}
@@ -38,9 +41,10 @@ class Crashes:
 
     async def __aenter__(self) -> Self:
         self._listening_since = asyncio.get_running_loop().time()
+        subscribe, without = self._connection.subscribe, "it is not told why an env has no servers"
         self._subscriptions = [
-            await self._connection.subscribe(self._subjects.beats, self._on_beat),
-            await self._connection.subscribe(all_controller_beats(self._subjects.prefix), self._on_controller),
+            await subscribe(self._subjects.beats, self._on_beat, optional=without),
+            await subscribe(self._controllers, self._on_controller, optional=without),
         ]
         return self
 
@@ -72,7 +76,8 @@ class Crashes:
     def _reason(self) -> str | None:
         heard_all = asyncio.get_running_loop().time() - self._listening_since >= LISTEN_S
         some_try = any(report.failed is None and report.replicas > 0 for report in self._reports.values())
-        if some_try or not heard_all:
+        may_try = self._crashed_under is not None and self._connection.denied("subscribe", self._controllers)
+        if some_try or may_try or not heard_all:
             return None
         given_up = [self._troubles[name] for name, report in sorted(self._reports.items()) if report.failed]
         return "; ".join(given_up) or self._crash
@@ -85,7 +90,8 @@ class Crashes:
         is_own = parse_beat(message.subject, self._subjects.prefix) == (self._subjects.env, beat.server)
         if is_own and beat.state == "failed":
             self._crash = f"server {beat.server[:8]} on host {beat.host} could not load it: {beat.error}"
-            if beat.controller is None:
+            self._crashed_under = beat.controller
+            if beat.controller is None or self._connection.denied("subscribe", self._controllers):
                 self._warn("servers", self._crash)
 
     def _on_controller(self, message: Any) -> None:

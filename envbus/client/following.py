@@ -5,7 +5,7 @@ Holds an outcome back until all progress that goes before it is here. On the bus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from envbus.bus.messages import Heard, Progress, Status, WireMessage
@@ -88,6 +88,13 @@ class Following:
         job = self._jobs.get(job_id)
         return None if job is None or job.reporting is None else job.progress.here(server)
 
+    def follow(self, server: str, jobs: Iterable[str]) -> None:
+        """Have a server send progress to where it is heard now: its leave to reply may have ended with a connection."""
+        followed = (job for job_id in jobs if (job := self._jobs.get(job_id)) is not None and job.reporting is not None)
+        if (job := next(followed, None)) is not None:
+            attempt, seq, _ = job.progress.here(server) or (0, 0, 0)
+            self._tell(server, Heard(client=self._client_id, job=job.job, attempt=attempt, seq=seq, follow=True))
+
     def totals(self, server: str, status: Status) -> None:
         """A server tells how much progress goes before the outcomes that it has."""
         for job_id, total in status.progress or ():
@@ -134,7 +141,7 @@ class Following:
     def _say(self, job: ClientJob, server: str) -> None:
         if (word := job.progress.word(server)) is not None:
             attempt, seq = word
-            self._tell(server, Heard(client=self._client_id, job=job.job, attempt=attempt, seq=seq))
+            self._tell(server, Heard(client=self._client_id, job=job.job, attempt=attempt, seq=seq, follow=True))
 
     def _end_if_whole(self, job: ClientJob, server: str) -> None:
         if job.held is not None and job.held[1] == server and job.progress.is_whole(server):

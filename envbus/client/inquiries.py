@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from typing import Any, TypeVar, cast
 
@@ -24,8 +23,9 @@ from envbus.bus.messages import (
 from envbus.bus.subjects import Subjects
 from envbus.client.absence import no_server_text
 from envbus.client.crashes import Crashes
-from envbus.client.presence import hear_beats
+from envbus.client.presence import hear_beats, hear_beats_if_allowed
 from envbus.errors import (
+    BusAuthError,
     CallTimeoutError,
     DecodeError,
     EnvbusError,
@@ -72,6 +72,9 @@ class Inquiries:
                 waited_s = time.monotonic() - started
                 try:
                     info = await self.info()
+                except BusAuthError:
+                    if waited_s >= appear_s:
+                        raise
                 except (NoServerError, CallTimeoutError) as error:
                     if (crash := await crashes.certain()) is not None:
                         raise crash from error
@@ -103,15 +106,27 @@ class Inquiries:
         return rows
 
     async def _page(self, request: ExamplesRequest) -> ExamplesPage:
-        for _ in range(PAGE_TRIES - 1):
-            with contextlib.suppress(CallTimeoutError):
+        """Any server may be asked, one that hangs or still loads as well as one that is ready."""
+        give_up_at = time.monotonic() + self._settings.loading_timeout_s
+        unanswered = 0
+        while True:
+            try:
                 return await self._ask(self._subjects.examples, request, ExamplesPage, timeout_s=PAGE_TIMEOUT_S)
-        return await self._ask(self._subjects.examples, request, ExamplesPage, timeout_s=PAGE_TIMEOUT_S)
+            except CallTimeoutError:
+                unanswered += 1
+                if unanswered == PAGE_TRIES:
+                    raise
+            except ServerLoadingError:
+                if time.monotonic() >= give_up_at:
+                    raise
+                await asyncio.sleep(POLL_S)
 
     async def _ask(self, subject: str, request: WireMessage, expected: type[A], *, timeout_s: float) -> A:
         try:
             data = await self._connection.request(subject, pack(request), timeout_s=timeout_s)
         except TimeoutError as error:
+            if (trouble := self._connection.trouble) is not None:
+                raise BusAuthError(str(trouble)) from error
             raise CallTimeoutError(f"no answer on {subject} within {timeout_s:g} s", retryable=True) from error
         answer = parse(data)
         if isinstance(answer, Failure):
@@ -123,15 +138,16 @@ class Inquiries:
     async def _nobody(self, crashes: Crashes) -> EnvbusError | None:
         """Return why no server takes jobs; None if one came up meanwhile."""
         env = self._subjects.env
-        beats = await hear_beats(self._connection, self._subjects.prefix)
-        here = [beat for beat in beats if beat.env == env]
+        beats = await hear_beats_if_allowed(self._connection, self._subjects.prefix)
+        here = [beat for beat in beats or () if beat.env == env]
         if any(beat.state in ("loading", "ready", "full") for beat in here):
             return None
         failed = [beat for beat in here if beat.state == "failed"]
         if failed:
             return EnvironmentCrashedError(f"env {env!r} could not be loaded by its server: {failed[0].error}")
         where = self._connection.options.describe()
-        return NoServerError(no_server_text(env, where, sorted({beat.env for beat in beats}), crashes.troubles()))
+        present = None if beats is None else sorted({beat.env for beat in beats})
+        return NoServerError(no_server_text(env, where, present, crashes.troubles()))
 
 
 def _rows(page: ExamplesPage, *, asked: ExamplesRequest) -> list[RolloutInput]:

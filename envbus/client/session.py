@@ -61,6 +61,7 @@ from envbus.client.transfers import Transfers
 from envbus.errors import (
     BusClosedError,
     BusPermissionError,
+    DecodeError,
     EnvbusError,
     LateRequestError,
     ServerLostError,
@@ -137,6 +138,7 @@ class Session:
             interval_s=settings.check_interval_s,
             holders=self._attempts.holders,
             suspects=self._suspects.servers,
+            follow=lambda server, jobs: self._following.follow(server, jobs),
             progress=lambda job_id, server: self._following.here(job_id, server),
             on_status=self._on_status,
             on_nobody=self.nobody_answers,
@@ -157,7 +159,7 @@ class Session:
         self._listener = Listener(self._on_disconnected, self._on_reconnected)
         connection.listen(self._listener)
         self._line_token = connection.inbox.route(self._on_line_reply)
-        self._ignore_token = connection.inbox.route(lambda message: None)
+        self._aside_token = connection.inbox.route(self._on_aside)
         self._tasks.spawn(self._checks.open())
         self._tasks.repeat(self._tick, every_s=TICK_S)
 
@@ -203,7 +205,7 @@ class Session:
         self._late.clear()
         self._cancels.close()
         self._connection.inbox.unroute(self._line_token)
-        self._connection.inbox.unroute(self._ignore_token)
+        self._connection.inbox.unroute(self._aside_token)
         await self._tasks.close()
         await self._checks.close()
         self._log.close()
@@ -304,7 +306,7 @@ class Session:
         self._send(subject, run, job_id)
 
     def _tell(self, server: str, message: WireMessage) -> None:
-        self._send(self._subjects.server(server), message, self._ignore_token)
+        self._send(self._subjects.server(server), message, self._aside_token)
 
     def _send(self, subject: str, message: WireMessage, token: str) -> None:
         self._connection.send(subject, pack(message), reply=self._connection.inbox.reply_subject(token))
@@ -334,6 +336,8 @@ class Session:
     def _on_answer(self, job_id: str, data: bytes) -> None:
         try:
             answer = parse(data)
+            if getattr(answer, "job", None) not in (job_id, None):
+                raise DecodeError("it is about another job")
         except EnvbusError as error:
             self.counts["bad_messages"] += 1
             self._log.trouble("a reply was dropped", job_id, str(error)[:_MAX_TEXT])
@@ -365,6 +369,18 @@ class Session:
                 if not self._attempts.is_held_by(job_id, answer.sender or ""):
                     self._jobs[job_id].unanswered -= 1
                 self._on_failure(job_id, answer)
+
+    def _on_aside(self, message: Any) -> None:
+        """Progress of all jobs, once their servers were told to send it here; what else comes needs no heed."""
+        if is_closed_notice(message) or is_no_responders(message):
+            return
+        try:
+            answer = parse(message.data)
+        except EnvbusError:
+            self.counts["bad_messages"] += 1
+            return
+        if isinstance(answer, Progress):
+            self._following.came(answer.job, answer)
 
     def _on_accepted(self, job_id: str, server: str) -> None:
         self._cancels.withdraw(server, job_id)
@@ -499,14 +515,25 @@ class Session:
             self._log.trouble("a send got no answer", job_id, why, server=job.sent_to)
 
     def _end_denied(self) -> None:
-        """Jobs whose sends NATS denies to this user would be sent for ever."""
-        if not self._connection.has_denials:
+        """Jobs that NATS does not let this user send, or ask about, would be waited for for ever."""
+        if not self._connection.may_not_send:
             return
+        subjects = self._subjects
+        to_any = self._denied(subjects.rollout, subjects.wait)
         for job_id in self._dispatch.pending():
             server = self._jobs[job_id].sent_to
-            subject = self._subjects.wait if server is None else self._subjects.server(server)
-            if (denied := self._connection.denied(subject)) is not None:
-                self.end(job_id, BusPermissionError(denied), None)
+            self._end_if(to_any if server is None else self._denied(subjects.server(server)), job_id)
+        for server, jobs in self._attempts.holders().items():
+            denied = self._denied(subjects.server(server))
+            for job_id in jobs:
+                self._end_if(denied, job_id)
+
+    def _denied(self, *subjects: str) -> str:
+        return "; ".join(text for subject in subjects if (text := self._connection.denied("publish", subject)))
+
+    def _end_if(self, denied: str, job_id: str) -> None:
+        if denied:
+            self.end(job_id, BusPermissionError(denied), None)
 
     def _end_waiting(self, job_id: str, error: EnvbusError) -> None:
         history = "; ".join(self._attempts.history(job_id))

@@ -99,7 +99,7 @@ class Transfers:
 
     async def _fetch(self, job_id: str, server: str, index: int) -> PartReply:
         reply = await self._ask(server, lambda: Fetch(client=self._client_id, job=job_id, index=index))
-        if not isinstance(reply, PartReply):
+        if not isinstance(reply, PartReply) or (reply.job, reply.index) != (job_id, index):
             raise DecodeError(f"asked for a part of a result, got {reply.kind}")
         return reply
 

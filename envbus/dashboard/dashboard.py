@@ -18,7 +18,7 @@ from envbus.controller.fleet_views import PRESENT, ServerView
 from envbus.controller.operator import Operator
 from envbus.dashboard.document import document, encoded
 from envbus.dashboard.history import History, Point
-from envbus.errors import EnvbusError, NoServerError
+from envbus.errors import BusPermissionError, EnvbusError, NoServerError
 from envbus.http_endpoint import EventStream, HttpEndpoint, Request, Response, Route, start_http_endpoint
 
 log = logging.getLogger("envbus.dashboard")
@@ -65,9 +65,16 @@ class Dashboard:
         self._event = ""
         self._published = asyncio.Event()
         self._asked: dict[str, asyncio.Task[None]] = {}
+        self._may_ask = True
         self._files = {path: _file(*what) for path, what in _FILES.items()}
 
     async def __aenter__(self) -> Self:
+        """Listen.
+
+        Raises:
+            BusPermissionError: This user may not hear servers.
+        """
+        await self._operator.check_allowed()
         routes: dict[str, Route] = dict.fromkeys(self._files, self._serve_file)
         routes |= {"/events": self._events, "/livez": _livez, "/readyz": self._readyz}
         only_as = _LOOPBACK if self._host in _LOOPBACK else ()
@@ -120,7 +127,7 @@ class Dashboard:
 
     def _ask_if_overdue(self, server: ServerView) -> None:
         overdue = server.silent_s is not None and server.silent_s > OVERDUE_S and server.state in PRESENT
-        if overdue and server.server not in self._asked and len(self._asked) < MAX_ASKED:
+        if self._may_ask and overdue and server.server not in self._asked and len(self._asked) < MAX_ASKED:
             task = asyncio.create_task(self._ask(server))
             self._asked[server.server] = task
             task.add_done_callback(lambda _: self._asked.pop(server.server, None))
@@ -131,8 +138,11 @@ class Dashboard:
         except NoServerError:
             self._operator.fleet.server_gone(server.server, time.monotonic(), reason="its connection to NATS is gone")
             self._publish()
+        except BusPermissionError as error:
+            self._may_ask = False
+            log.info("servers that are silent are not asked whether they are there: %s", error)
         except EnvbusError:
-            pass  # it stalls, or this user may not ask: its silence is shown, and decides in the end
+            pass  # it stalls: its silence is shown, and decides in the end
 
     # ---- pages
 

@@ -58,6 +58,8 @@ class Desks:
     ) -> None:
         identity, settings = options.identity, options.settings
         self._server_id = identity.server_id
+        self._connection = connection
+        self._subjects = subjects
         self._tasks = TaskSet("the server's desks")
         self.reception = Reception(
             connection,
@@ -90,6 +92,21 @@ class Desks:
         await self._control.open(self._server_id)
         await self._service.open()
         self._tasks.spawn(self.beats.run())
+
+    async def check_allowed(self) -> None:
+        """Wait until NATS has judged all that a server needs.
+
+        Raises:
+            BusPermissionError: It denied some of it to this user.
+        """
+        subjects, server = self._subjects, self._server_id
+        await self.reception.try_queue()
+        await self.beats.send()
+        await self._connection.check_allowed(
+            *(subjects.rollout, subjects.info, subjects.examples, subjects.wait, subjects.server(server)),
+            *(subjects.ctl(server), subjects.ctl_all),
+            published=[subjects.beat(server)],
+        )
 
     async def ready(self) -> None:
         """Take jobs, and say so at once."""

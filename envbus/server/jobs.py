@@ -73,6 +73,8 @@ class Lease:
 
     inbox: str
     heard_at: float
+    progress_inbox: str = ""
+    """Where progress of its jobs goes; empty: each job's own reply subject."""
     gone_since: float | None = None
     probed_at: float = 0.0
     checks: int = 0
@@ -217,6 +219,15 @@ class Jobs:
         if client in self._leases:
             self._lease(client, inbox, now)
 
+    def follow(self, client: str, inbox: str) -> None:
+        """A client with jobs here says where it hears their progress from now on."""
+        if client in self._leases:
+            self._leases[client].progress_inbox = inbox
+
+    def progress_inbox(self, job: Job) -> str:
+        """Where progress of a job goes."""
+        return self._leases[job.client].progress_inbox or job.reply
+
     def finish(self, job_id: str, outcome: Any, *, size_bytes: int, now: float, is_failure: bool = False) -> Job | None:
         """A job ended. Returns the job if somebody still wants the outcome."""
         job = self._unfinished.get(job_id)
@@ -258,6 +269,7 @@ class Jobs:
         """This server was cut off: for that long nobody could have been heard."""
         for lease in self._leases.values():
             lease.heard_at += outage_s
+            lease.progress_inbox = ""  # what may be answered to there has ended with the connection
             if lease.gone_since is not None:
                 lease.gone_since += outage_s
         for job in self._jobs.values():

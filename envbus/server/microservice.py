@@ -16,13 +16,13 @@ from typing import Any
 
 from envbus.bus.connection import Connection, Subscription
 from envbus.bus.messages import Beat
-from envbus.bus.subjects import WORK_QUEUE, Subjects
+from envbus.bus.subjects import DISCOVERY, WORK_QUEUE, Subjects
 from envbus.server.allowance import Allowance
 from envbus.server.catalogue import Catalogue, EndpointUse
 from envbus.server.identity import Identity
 from envbus.server.reception import Reception
 
-ROOT = "$SRV"
+UNDISCOVERED = "'nats micro' does not see this server"
 VERBS = ("PING", "INFO", "STATS")
 _TYPES = {verb: f"io.nats.micro.v1.{verb.lower()}_response" for verb in VERBS}
 _NANOSECONDS = 1_000_000_000
@@ -70,9 +70,11 @@ class MicroService:
     async def open(self) -> None:
         """Answer."""
         for verb in VERBS:
-            base = f"{ROOT}.{verb}"
+            base = f"{DISCOVERY}.{verb}"
             for subject in (base, f"{base}.{self._name}", f"{base}.{self._name}.{self._identity.server_id}"):
-                self._subscriptions.append(await self._connection.subscribe(subject, self._on_request))
+                self._subscriptions.append(
+                    await self._connection.subscribe(subject, self._on_request, optional=UNDISCOVERED)
+                )
 
     async def close(self) -> None:
         """Answer no more."""

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from envbus.bus.connection import Connection, Listener
 from envbus.bus.dialer import return_after_s
 from envbus.bus.failures import to_failure
-from envbus.bus.inbox import is_closed_notice
+from envbus.bus.inbox import MAPPED_INBOX, is_closed_notice
 from envbus.bus.messages import (
     Cancel,
     Check,
@@ -34,7 +34,7 @@ from envbus.bus.messages import (
     pack,
     parse,
 )
-from envbus.bus.subjects import Subjects
+from envbus.bus.subjects import WORK_QUEUE, Subjects
 from envbus.bus.tasks import TaskSet
 from envbus.bus.transfer import Packed
 from envbus.errors import (
@@ -179,9 +179,15 @@ class Reception:
         self.state = "ready"
         self.apply(self.slots.open())
         await asyncio.sleep(0)  # the place in the queue group is taken by a task
-        await self._connection.check_allowed(
-            self._subjects.rollout, self._subjects.wait, self._subjects.server(self._server_id)
-        )
+        await self._connection.check_allowed(self._subjects.rollout)
+
+    async def try_queue(self) -> None:
+        """Join the queue group of jobs and leave it at once, so that NATS judges it before the environment is loaded.
+
+        A job that comes in between is told to go elsewhere.
+        """
+        subject = self._subjects.rollout
+        await self._connection.leave(await self._connection.subscribe(subject, self._on_push, queue=WORK_QUEUE))
 
     def drain(self) -> None:
         """Take no more jobs."""
@@ -346,7 +352,7 @@ class Reception:
                     work = Work(job.job, job.size, body=body, body_bytes=size_bytes, progress=job.progress_attempt)
                     self.start(job, work)
             case Heard():
-                self.streams.heard(request)
+                self.streams.heard(request, reply)
             case Cancel() | Done():
                 self._log_release(request)
                 self._obey(self.jobs.release(request.jobs, request.client))
@@ -446,12 +452,13 @@ class Reception:
         self.apply(self.slots.credits_gone(_now()))
 
     async def _probe(self, client: str, inbox: str) -> None:
-        """Ask nobody in particular: only whether NATS knows a subscriber matters."""
+        """Ask nobody in particular: only whether NATS knows a subscriber matters. A denial says nothing of it."""
         gone = False
         try:
             await self._connection.request(inbox, pack(Ok(server=self._server_id)), timeout_s=PROBE_TIMEOUT_S / 2)
         except NoServerError:
-            gone = _now() >= self._trust_503_from
+            # Between accounts the way to a client may have ended, and not the client.
+            gone = _now() >= self._trust_503_from and not inbox.startswith(MAPPED_INBOX)
         except (TimeoutError, EnvbusError):
             pass
         self.jobs.probe_answered(client, gone=gone, now=_now())

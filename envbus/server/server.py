@@ -55,6 +55,8 @@ class NATSEnvServer:
         environment: Serve this object instead of loading one.
         extra_env_kwargs: Settings of the loaded environment, see Environment.set_kwargs.
         allow_keys: ``"VARIABLE=ORIGIN"`` pairs: which API keys rollouts may use, and where.
+        allow_urls: Patterns of model URLs that may be called without a key, e.g. ``"http://10.0.*:8000"``.
+        model_proxy: Call models through the proxies that the environment names.
         settings: Time limits and sizes.
         log_level: Level of the ``envbus`` loggers; None leaves logging as the program set it up.
         log_file: Also log to this file.
@@ -82,6 +84,8 @@ class NATSEnvServer:
         environment: HostableEnvironment | None = None,
         extra_env_kwargs: Mapping[str, Any] | None = None,
         allow_keys: Iterable[str] = (),
+        allow_urls: Iterable[str] = (),
+        model_proxy: bool = False,
         settings: ServerSettings | None = None,
         log_level: str | None = None,
         log_file: str | Path | None = None,
@@ -104,7 +108,9 @@ class NATSEnvServer:
         self._metrics_host = metrics_host
         self._subjects = Subjects(self._identity.env, prefix)
         self._max_concurrent = max_concurrent
-        self._endpoints = ModelEndpoints(KeyPolicy(allow_keys, server_id=self._identity.server_id))
+        self._model_proxy = model_proxy
+        policy = KeyPolicy(allow_keys, allow_urls, server_id=self._identity.server_id)
+        self._endpoints = ModelEndpoints(policy, model_proxy=model_proxy)
         self._environment = environment
         self._extra_env_kwargs = dict(extra_env_kwargs or {})
         self._lifeline_fd = lifeline_fd
@@ -132,6 +138,7 @@ class NATSEnvServer:
         Raises:
             EnvironmentLoadError: The environment could not be loaded.
             BusAuthError: NATS refused the credentials.
+            BusPermissionError: This user may not do all that a server needs.
         """
         with self._stops.keeping_signals():
             await self._run_on_bus()
@@ -196,6 +203,7 @@ class NATSEnvServer:
             extra={"server": self.server_id, "env": self.env},
         )
         try:
+            await self._bus.thread.run(self._desks.check_allowed())
             environment = await self._load()
             try:
                 await self._serve(environment)
@@ -261,7 +269,8 @@ class NATSEnvServer:
                 return
             await self._desks.catalogue.describe(environment)
             await self._bus.thread.run(self._desks.ready())
-            log.info("server %s of env %s is ready, %d slots", self.server_id, self.env, self._max_concurrent)
+            room = f"{self._max_concurrent} slots{self._endpoints.remark}"
+            log.info("server %s of env %s is ready, %s", self.server_id, self.env, room)
             await self._stops.asked.wait()
             log.info("server %s is draining", self.server_id)
             await self._drain()
@@ -307,7 +316,12 @@ class NATSEnvServer:
         try:
             with self._stops.while_loading():
                 identity = self._identity
-                loaded = load_hosted(identity.env_id, identity.env_args, max_concurrent=self._max_concurrent)
+                loaded = load_hosted(
+                    identity.env_id,
+                    identity.env_args,
+                    max_concurrent=self._max_concurrent,
+                    model_proxy=self._model_proxy,
+                )
                 environment = _hostable(loaded)
                 apply_settings(environment, self._extra_env_kwargs)
                 return environment

@@ -60,8 +60,10 @@ class Streams:
             job.progress.told()
         return job.progress_total
 
-    def heard(self, word: Heard) -> None:
-        """A caller has taken something."""
+    def heard(self, word: Heard, reply: str) -> None:
+        """A caller has taken something, or says where it listens: a reply subject may end with a connection."""
+        if word.follow:
+            self._jobs.follow(word.client, reply)
         self._taken(self._jobs.owned(word.job, word.client), word.attempt, word.seq)
 
     def checked(self, check: Check) -> None:
@@ -87,7 +89,7 @@ class Streams:
 
     def _send(self, job: Job, chunks: Iterable[Chunk]) -> int:
         assert job.progress is not None
-        sent_bytes = 0
+        sent_bytes, inbox = 0, self._jobs.progress_inbox(job)
         for chunk in chunks:
             message = Progress(
                 job=job.job,
@@ -99,7 +101,7 @@ class Streams:
                 body=chunk.body,
             )
             data = pack(message)
-            self._connection.send(job.reply, data)
+            self._connection.send(inbox, data)
             sent_bytes += len(data)
         self._counts["sent_bytes"] += sent_bytes
         return sent_bytes

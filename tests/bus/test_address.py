@@ -25,8 +25,9 @@ from nats.aio.msg import Msg
 from pydantic import SecretStr, ValidationError
 
 from envbus.bus.address import BusOptions, find_bus_options, resolve_bus_options
+from envbus.bus.connection import Connection
 from envbus.bus.embedded import EmbeddedNats
-from envbus.errors import UsageError
+from envbus.errors import BusUnreachableError, UsageError
 
 SECRET = "s3cr3t-horse"
 SEED = "SUACB3TTJA4LKHG25Z3Y444PQYIB5H27FFFFGMTHGZX7J5R4NUPL7SRDGA"
@@ -210,6 +211,7 @@ def test_context_settings(cli_home: Path, tls_files: tuple[Path, Path]) -> None:
         servers=("tls://a:4222", "tls://b:4222"),
         user="bob",
         password=SecretStr(SECRET),
+        context_file=cli_home / "context" / "full.json",
         inbox_prefix="_INBOX_bob",
         tls_ca_file=cert,
         tls_cert_file=cert,
@@ -292,6 +294,62 @@ def test_bad_tls_settings_are_named(tls_files: tuple[Path, Path]) -> None:
         BusOptions(servers=("tls://a",), tls_ca_file=key).nats_kwargs()
 
 
+# ---- contexts by path
+
+
+def test_a_context_may_be_anywhere(
+    cli_home: Path, tmp_path: Path, tls_files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P53: files that it names are relative to its folder, wherever this process is; by argument or ENVBUS_CONTEXT."""
+    folder = tmp_path / "bus" / "contexts"
+    (folder.parent / "users").mkdir(parents=True)
+    folder.mkdir()
+    (folder.parent / "users" / "bob.nk").write_text(SEED)
+    (folder / "ca.pem").write_text(tls_files[0].read_text())
+    settings = {"url": "tls://a", "nkey": "../users/bob.nk", "ca": "ca.pem", "inbox_prefix": "_INBOX_bob"}
+    (folder / "bob.json").write_text(json.dumps(settings))
+    expected = BusOptions(
+        servers=("tls://a:4222",),
+        nkey_seed_file=folder / "../users/bob.nk",
+        tls_ca_file=folder / "ca.pem",
+        inbox_prefix="_INBOX_bob",
+    )
+    monkeypatch.chdir(tmp_path / "bus")
+    assert resolve_bus_options(context="contexts/bob.json") == expected
+    monkeypatch.chdir("/")
+    monkeypatch.setenv("ENVBUS_CONTEXT", str(folder / "bob.json"))
+    assert resolve_bus_options() == expected
+    monkeypatch.setenv("ENVBUS_URL", "nats://other")
+    assert resolve_bus_options().servers == ("nats://other:4222",)
+    assert resolve_bus_options(context=str(folder / "bob.json")) == expected, "what is named counts more"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [(None, "cannot read .*no.json: No such file"), ("[]", "not a JSON object"), ("{", "not a JSON object")],
+)
+def test_a_context_of_no_use_is_named(text: str | None, problem: str, tmp_path: Path) -> None:
+    """P58"""
+    if text is not None:
+        (tmp_path / "no.json").write_text(text)
+    with pytest.raises(UsageError, match=problem):
+        resolve_bus_options(context=str(tmp_path / "no.json"))
+
+
+def test_a_password_in_a_context_is_read_for_every_connection(tmp_path: Path) -> None:
+    """P53: it may have been renewed; one that was given beside the context stays."""
+    file = tmp_path / "bob.json"
+    file.write_text(json.dumps({"url": "nats://a", "user": "bob", "password": "old"}))
+    options, given = resolve_bus_options(context=str(file)), resolve_bus_options(context=str(file), token=SECRET)
+    file.write_text(json.dumps({"url": "nats://elsewhere", "user": "bobby", "password": "new"}))
+    renewed = options.nats_kwargs()
+    assert (renewed["servers"], renewed["user"], renewed["password"]) == (["nats://a:4222"], "bobby", "new")
+    assert given.nats_kwargs()["token"] == SECRET
+    file.unlink()
+    with pytest.raises(UsageError, match="cannot read"):
+        options.nats_kwargs()
+
+
 # ---- secrets
 
 
@@ -361,7 +419,7 @@ async def respond(message: Msg) -> None:
 async def echo(options: BusOptions) -> None:
     async with connected(options, allow_reconnect=False) as client:
         subscription = await client.subscribe("echo", cb=respond)
-        assert (await client.request("echo", b"hello", timeout=5)).data == b"hello"
+        assert (await client.request("echo", b"hello", timeout=20)).data == b"hello"
         await subscription.unsubscribe()
 
 
@@ -434,9 +492,36 @@ async def test_nothing_is_sent_to_a_server_without_tls_when_tls_is_required(
         with pytest.raises(OSError, match="TLS is required"):
             await client.connect(**options.nats_kwargs(), allow_reconnect=False)
         await client.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await greeter.visits.get()
     assert greeter.received == b""
+
+
+@pytest.mark.parametrize("scheme", ["tls", "nats", "wss"])
+# nats-py's WebSocket: how it calls aiohttp, and that it leaves the session of a failed try to the garbage collector.
+@pytest.mark.filterwarnings("ignore:parameter 'timeout':DeprecationWarning", "ignore:.*nclosed:ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_nothing_in_clear_text_where_tls_comes_first(scheme: str, tls_files: tuple[Path, Path]) -> None:
+    """P53: with tls_first, and over a WebSocket: the other side gets the start of a handshake, and no more."""
+    received: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"server_id":"x","headers":true,"nonce":"abc","max_payload":1024}\r\n')
+        received.put_nowait(await reader.read(100_000))
+        writer.close()
+
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+        address = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        options = BusOptions(
+            servers=(address,), tls_ca_file=tls_files[0], tls_handshake_first=True, user="bob", password=SECRET
+        )
+        with pytest.raises(BusUnreachableError):
+            await Connection(options, name="test").open(timeout_s=0.5)
+        first = await asyncio.wait_for(received.get(), 20)
+    assert first[:1] == b"\x16", "a TLS record"
+    assert SECRET.encode() not in first
+    assert b"bob" not in first
+    gc.collect()
 
 
 @pytest.mark.parametrize("credentials", [{"token": "tok"}, {"user": "bob", "password": "tok"}])
@@ -467,7 +552,7 @@ async def test_no_downgrade_on_reconnect(tls_files: tuple[Path, Path]) -> None:
         options = BusOptions(servers=(f"tls://127.0.0.1:{port}",), tls_ca_file=tls_files[0], token=SecretStr(SECRET))
         async with connected(options, reconnect_time_wait=0.01, max_reconnect_attempts=-1) as client:
             await nats_server.stop()
-            async with await asyncio.start_server(greeter, "127.0.0.1", port), asyncio.timeout(10):
+            async with await asyncio.start_server(greeter, "127.0.0.1", port), asyncio.timeout(30):
                 for _ in range(3):
                     await greeter.visits.get()
                 assert not client.is_connected
@@ -492,4 +577,4 @@ async def test_inbox_prefix_lets_a_restricted_user_get_replies() -> None:
                 with pytest.raises(nats.errors.TimeoutError):
                     await client.request("echo", b"hello", timeout=0.3)
             async with connected(allowed) as client:
-                assert (await client.request("echo", b"hello", timeout=5)).data == b"hello"
+                assert (await client.request("echo", b"hello", timeout=20)).data == b"hello"

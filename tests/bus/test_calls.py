@@ -123,7 +123,11 @@ def test_any_map_is_a_call_or_a_bad_request(fields: dict[str, Any]) -> None:
     assert made.size >= 1
 
 
-def test_a_client_with_text_that_is_no_unicode_is_a_bad_request() -> None:
-    """Its headers are sent as UTF-8; and it names its model client by its JSON."""
-    with pytest.raises(BadRequestError, match="client: holds text"):
-        read_call({"input": {}, "client": {"extra_headers": {"a": "\ud800"}}})
+@pytest.mark.parametrize(
+    "client",
+    [{"api_key_var": "\ud800"}, {"api_base_url": "http://a/\ud800"}, {"extra_headers": {"x": "\ud800"}}],
+)
+def test_a_client_with_text_that_is_no_unicode_is_a_bad_request(client: dict[str, Any]) -> None:
+    """A server names its model clients by the JSON of what was asked for."""
+    with pytest.raises(BadRequestError, match=r"client\."):
+        read_call({"input": {}, "client": client})

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from envbus.bus.subjects import (
     MAX_TOKEN_BYTES,
+    AllEnvs,
     Subjects,
     all_beats,
     args_digest,
@@ -163,3 +164,17 @@ def test_an_env_that_has_no_subject_is_refused_at_once() -> None:
 def test_tokens_of_strangers_that_encode_no_name(subject: str) -> None:
     assert parse_beat(subject) is None
     assert parse_gone(subject) is None
+
+
+def test_all_envs_are_matched_by_patterns_of_the_same_shape() -> None:
+    """Token by token: what one env has, ``*`` in the env's place matches."""
+    one, every = Subjects("owner/my.env", "rl"), AllEnvs(prefix="rl")
+    pairs = [
+        (getattr(one, name), getattr(every, name))
+        for name in ("rollout", "info", "examples", "wait", "ctl_all", "gone", "beats")
+    ]
+    pairs += [(getattr(one, name)("5e"), getattr(every, name)("*")) for name in ("server", "ctl", "beat")]
+    for subject, pattern in pairs:
+        assert pattern.split(".")[1] == "*"
+        matched = [mine in (its, "*") for its, mine in zip(subject.split("."), pattern.split("."), strict=True)]
+        assert all(matched), (subject, pattern)

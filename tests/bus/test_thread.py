@@ -95,7 +95,7 @@ async def test_posts_run_in_order_on_the_other_loop(thread: BusThread) -> None:
             here.post(collect, number)
 
     await thread.run(post_all())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await done.wait()
     assert seen == list(range(20_000))
 
@@ -134,7 +134,7 @@ async def test_a_post_that_fails_takes_no_other_with_it(caplog: pytest.LogCaptur
     crossing.post(fail)
     crossing.post(done.set)
     with caplog.at_level(logging.ERROR, logger="asyncio"):
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(20):
             await done.wait()
     assert "a bad post" in caplog.text
 
@@ -165,5 +165,5 @@ async def test_the_thread_ends_even_if_a_connection_was_left_open() -> None:
         bus_thread = BusThread()
         await bus_thread.run(connect(server.sockets[0].getsockname()[1]))
         await asyncio.to_thread(bus_thread.stop)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await closed.wait()

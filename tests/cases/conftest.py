@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,11 +10,14 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "e2e"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "cli"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "controller"))
 
+from cli_forks import CliForks
 from cli_process import Cli
-from controller_stage import Fleet
+from fleet_fixtures import fleet, make_fleet
 from stage import Stage
 
 from envbus.bus.embedded import EmbeddedNats
+
+__all__ = ["cli", "fleet", "make_fleet", "stage", "trio"]
 
 
 @pytest.fixture
@@ -36,27 +39,8 @@ def trio(session_nats: EmbeddedNats, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture
-def cli(tmp_path: Path) -> Iterator[Cli]:
+def cli(tmp_path: Path, cli_forks: CliForks) -> Iterator[Cli]:
     """The command line, run in an empty folder; whatever a failed test leaves is killed."""
-    own = Cli(tmp_path)
+    own = Cli(tmp_path, cli_forks)
     yield own
     own.kill_all()
-
-
-@pytest.fixture
-def make_fleet(tmp_path: Path, nats_url: str, prefix: str) -> Iterator[Callable[..., Fleet]]:
-    """Makes controllers' fleets on the suite's bus; kills what they leave."""
-    made: list[Fleet] = []
-
-    def make(controller_id: str = "one", address: str = nats_url) -> Fleet:
-        made.append(Fleet(tmp_path, address, prefix, controller_id=controller_id))
-        return made[-1]
-
-    yield make
-    for fleet in made:
-        fleet.kill_all()
-
-
-@pytest.fixture
-def fleet(make_fleet: Callable[..., Fleet]) -> Fleet:
-    return make_fleet()

