@@ -111,6 +111,8 @@ class ServerSettings(_Settings):
     """A grant that is not used in this time is taken back."""
     wait_ttl_s: float = Field(10.0, gt=0)
     """A waiting client that does not repeat itself for this long leaves the line."""
+    max_priority: int = Field(100, ge=0)
+    """A higher priority counts as this one; 0: all clients take turns alike."""
     probe_after_s: float = Field(3.0, gt=0)
     """A client with jobs that is silent for this long has its inbox probed."""
     orphan_grace_s: float = Field(10.0, gt=0)

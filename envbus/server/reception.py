@@ -324,7 +324,8 @@ class Reception:
     def _put_in_line(self, wait: Wait, inbox: str) -> None:
         line = self.slots.line
         turned_away = line.turned_away
-        self.apply(self.slots.wait(wait.client, inbox=inbox, jobs=wait.n, priority=wait.priority, now=_now()))
+        priority = min(wait.priority, self._settings.max_priority)
+        self.apply(self.slots.wait(wait.client, inbox=inbox, jobs=wait.n, priority=priority, now=_now()))
         if line.turned_away > turned_away:
             self.notices.note("line full", f"{len(line):,} clients wait: client {wait.client} was turned away", _now())
 
