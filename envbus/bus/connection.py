@@ -20,7 +20,7 @@ import nats.errors
 from nats.aio.subscription import Subscription as NatsSubscription
 
 from envbus.bus.address import BusOptions
-from envbus.bus.denials import Action, Denials
+from envbus.bus.denials import Action, Denials, told_together
 from envbus.bus.diagnose import explain_unreachable
 from envbus.bus.dialer import (
     ATTEMPT_TIMEOUT_S,
@@ -360,7 +360,7 @@ class Connection:
         denials = [self.denied("subscribe", subject) for subject in subscribed]
         denials += [self.denied("publish", subject) for subject in published]
         if texts := [text for text in denials if text is not None]:
-            raise BusPermissionError("; ".join(texts))
+            raise BusPermissionError(told_together(texts))
 
     async def round_trip(self, *, timeout_s: float) -> float:
         """Return the seconds that a message to oneself takes; what was sent before has then been judged by NATS.

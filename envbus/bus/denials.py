@@ -12,7 +12,7 @@ import logging
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,6 +25,8 @@ PUBLISH_COUNTS_S = 5.0
 """How long a denied publish counts: NATS may have been told to allow it, which only the next one shows."""
 MAX_KEPT = 1_000
 """Denials remembered."""
+_DENIED = "NATS denied this user to "
+_REMEDY = "; give it that permission"
 _DENIAL = re.compile(
     r'permissions violation for (?P<action>publish|subscription) to "(?P<subject>[^"]*)"'
     r'(?: using queue "(?P<queue>[^"]*)")?',
@@ -42,7 +44,15 @@ class Denial:
 
     def __str__(self) -> str:
         queue = f" in queue group {self.queue!r}" if self.queue else ""
-        return f"NATS denied this user to {self.action} to {self.subject!r}{queue}; give it that permission"
+        return f"{_DENIED}{self.action} to {self.subject!r}{queue}{_REMEDY}"
+
+
+def told_together(texts: Sequence[str]) -> str:
+    """Return the texts of several denials as one."""
+    if len(texts) == 1:
+        return texts[0]
+    *others, last = [text.removeprefix(_DENIED).partition(_REMEDY)[0] for text in texts]
+    return f"{_DENIED}{', '.join(others)} and {last}; give it these permissions, or connect as a user that has them"
 
 
 class Denials:
