@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from pydantic import SecretStr, ValidationError
+from tcp_server import tcp_server
 
 from envbus.bus.address import BusOptions, find_bus_options, resolve_bus_options
 from envbus.bus.connection import Connection
@@ -485,8 +486,7 @@ async def test_nothing_is_sent_to_a_server_without_tls_when_tls_is_required(
 ) -> None:
     """Also with a nats:// address when a CA file is given."""
     greeter = PlainGreeter()
-    async with await asyncio.start_server(greeter, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
+    async with tcp_server(greeter) as port:
         options = BusOptions(servers=(f"{scheme}://127.0.0.1:{port}",), tls_ca_file=tls_files[0], **credentials)
         client = Client()
         with pytest.raises(OSError, match="TLS is required"):
@@ -510,8 +510,8 @@ async def test_nothing_in_clear_text_where_tls_comes_first(scheme: str, tls_file
         received.put_nowait(await reader.read(100_000))
         writer.close()
 
-    async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
-        address = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with tcp_server(greet) as port:
+        address = f"{scheme}://127.0.0.1:{port}"
         options = BusOptions(
             servers=(address,), tls_ca_file=tls_files[0], tls_handshake_first=True, user="bob", password=SECRET
         )
@@ -552,7 +552,7 @@ async def test_no_downgrade_on_reconnect(tls_files: tuple[Path, Path]) -> None:
         options = BusOptions(servers=(f"tls://127.0.0.1:{port}",), tls_ca_file=tls_files[0], token=SecretStr(SECRET))
         async with connected(options, reconnect_time_wait=0.01, max_reconnect_attempts=-1) as client:
             await nats_server.stop()
-            async with await asyncio.start_server(greeter, "127.0.0.1", port), asyncio.timeout(30):
+            async with tcp_server(greeter, port=port), asyncio.timeout(30):
                 for _ in range(3):
                     await greeter.visits.get()
                 assert not client.is_connected

@@ -236,7 +236,7 @@ class Link:
     async def cut(self) -> None:
         self._server.close()
         for writer in self._writers:
-            writer.close()
+            writer.transport.abort()
         self._writers.clear()
         await asyncio.sleep(0)
 
@@ -244,8 +244,11 @@ class Link:
         await self.open(int(self.url.rpartition(":")[2]))
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
         there, out = await asyncio.open_connection("127.0.0.1", self._port)
-        self._writers += [writer, out]
+        self._writers.append(out)
+        if not self._server.is_serving() or writer.is_closing():  # it was cut meanwhile
+            out.transport.abort()
         await asyncio.gather(self._pipe(reader, out), self._pipe(there, writer))
 
     async def _pipe(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from stage import CLIENT_SETTINGS, READY_S, Stage, becomes, do, run, settled
+from tcp_server import tcp_server
 
 from envbus import ClientSettings, NATSEnvClient
 from envbus.bus.embedded import EmbeddedNats
@@ -196,10 +197,8 @@ async def http_port() -> AsyncIterator[int]:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    yield server.sockets[0].getsockname()[1]
-    server.close()
-    await server.wait_closed()
+    async with tcp_server(answer) as port:
+        yield port
 
 
 async def test_an_http_server_is_named_as_not_nats(http_port: int) -> None:

@@ -8,21 +8,19 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 
 import pytest
 from fuzz_stage import ENV
+from tcp_server import Handler, tcp_server
 
 from envbus import ClientSettings, NATSEnvClient
 from envbus.errors import BusUnreachableError
 
 INFO = b'INFO {"server_id":"x","version":"2.10.0","proto":1,"headers":true,"max_payload":1048576'
-Behaviour = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 BOUND_S = 30.0
 
 
-def says(text: bytes, *, closes: bool = False) -> Behaviour:
+def says(text: bytes, *, closes: bool = False) -> Handler:
     async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(text)
         if not closes:
@@ -31,7 +29,7 @@ def says(text: bytes, *, closes: bool = False) -> Behaviour:
     return behave
 
 
-def replies(text: bytes) -> Behaviour:
+def replies(text: bytes) -> Handler:
     """As servers that wait to be asked: HTTP, Redis, TLS (an alert)."""
 
     async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -52,7 +50,7 @@ async def floods_after_info(reader: asyncio.StreamReader, writer: asyncio.Stream
     await floods(reader, writer)
 
 
-OTHERS: dict[str, Behaviour] = {
+OTHERS: dict[str, Handler] = {
     "silent": says(b""),
     "closes at once": says(b"", closes=True),
     "garbage": says(bytes(range(256)) * 4),
@@ -75,37 +73,11 @@ OTHERS: dict[str, Behaviour] = {
 }
 
 
-@asynccontextmanager
-async def listening(behave: Behaviour) -> AsyncIterator[str]:
-    handlers: set[asyncio.Task[None]] = set()
-
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        handlers.add(task)
-        try:
-            await behave(reader, writer)
-        except (OSError, asyncio.CancelledError):
-            pass
-        finally:
-            handlers.discard(task)
-            writer.transport.abort()
-
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
-    try:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
-        for task in list(handlers):
-            task.cancel()
-        await asyncio.gather(*handlers)
-        await server.wait_closed()
-
-
 @pytest.mark.parametrize("name", OTHERS)
 async def test_what_is_no_nats_is_refused_with_address_and_reason(name: str) -> None:
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    async with listening(OTHERS[name]) as where:
+    async with tcp_server(OTHERS[name]) as port:
+        where = f"127.0.0.1:{port}"
         started = time.monotonic()
         client = NATSEnvClient(f"nats://{where}", ENV, settings=ClientSettings(connect_timeout_s=0.5))
         try:
@@ -123,7 +95,8 @@ async def test_what_is_no_nats_is_refused_with_address_and_reason(name: str) -> 
 
 async def test_the_command_line_says_so_too() -> None:
     """Exit code 2 and one line, for a port that is silent."""
-    async with listening(OTHERS["silent"]) as where:
+    async with tcp_server(OTHERS["silent"]) as port:
+        where = f"127.0.0.1:{port}"
         done = await asyncio.to_thread(
             subprocess.run,
             [sys.executable, "-m", "envbus", "ls", "--address", f"nats://{where}"],

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from attacked_bus import AttackedBus, free_port, generated, new_seed, public_key
+from tcp_server import tcp_server
 from wire import RefusedError, Wire
 
 from envbus.bus.address import BusOptions, resolve_bus_options
@@ -40,28 +41,19 @@ class FalseNats:
     @classmethod
     @asynccontextmanager
     async def opened(cls, tls: ssl.SSLContext | None = None) -> AsyncIterator[FalseNats]:
-        server = await asyncio.start_server(lambda reader, writer: false._greet(reader, writer, tls), "127.0.0.1", 0)
-        false = cls(server.sockets[0].getsockname()[1])
-        try:
+        async with tcp_server(lambda reader, writer: false._greet(reader, writer, tls)) as port:
+            false = cls(port)
             yield false
-        finally:
-            server.close()
-            await server.wait_closed()
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tls: Any) -> None:
-        try:
-            writer.write(b"INFO " + json.dumps(GREETING | {"tls_required": tls is not None}).encode() + b"\r\n")
-            await writer.drain()
-            self.greeted += 1
-            if tls is not None:
-                await writer.start_tls(tls)
-            self.told += await reader.read(4096)
-            writer.write(b"-ERR 'Authorization Violation'\r\n")
-            await writer.drain()
-        except OSError:
-            pass
-        finally:
-            writer.close()
+        writer.write(b"INFO " + json.dumps(GREETING | {"tls_required": tls is not None}).encode() + b"\r\n")
+        await writer.drain()
+        self.greeted += 1
+        if tls is not None:
+            await writer.start_tls(tls)
+        self.told += await reader.read(4096)
+        writer.write(b"-ERR 'Authorization Violation'\r\n")
+        await writer.drain()
 
 
 async def connect(options: BusOptions) -> None:
