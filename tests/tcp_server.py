@@ -1,14 +1,22 @@
-"""A TCP server of a test: whatever its handler does, all its connections are closed when the server ends."""
+"""TCP servers of tests: whatever a handler does, all connections are closed when its server ends; and free ports."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 TURNS = 5
 """Of the event loop, in which a connection that was just taken gets its handler."""
+
+
+def free_port() -> int:
+    """For a program that cannot choose one by itself and say which."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from bad_endpoint import BadEndpoint, MakeEndpoint
 
-from envbus.environments import ModelClients, close_clients
+from envbus.environments import ModelClients
 
 for _folder in ("e2e", "controller"):
     sys.path.append(str(Path(__file__).parent.parent / _folder))
@@ -15,7 +15,7 @@ for _folder in ("e2e", "controller"):
 
 @pytest.fixture
 async def make_endpoint() -> AsyncIterator[MakeEndpoint]:
-    """Make endpoints that listen; the clients that reach them are closed before they go."""
+    """Make endpoints that listen; the clients that reach them are closed with the test."""
     made: list[BadEndpoint] = []
 
     def make() -> BadEndpoint:
@@ -24,7 +24,6 @@ async def make_endpoint() -> AsyncIterator[MakeEndpoint]:
         return made[-1]
 
     yield make
-    await close_clients()
     for endpoint in made:
         endpoint.close()
 

@@ -5,16 +5,14 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from env_model_stub import ModelStub
 
-from envbus.environments import close_clients
 from envbus.environments import stages as stages_module
 
 
 @pytest.fixture
 async def stub() -> AsyncIterator[ModelStub]:
-    """A model endpoint; the clients that reach it are closed before it goes."""
+    """A model endpoint; the clients that reach it are closed with the test."""
     server = ModelStub()
     yield server
-    await close_clients()
     server.close()
 
 

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from shared_nats import Share, SharedNats, free_port
+from shared_nats import Share, SharedNats
+from tcp_server import free_port
 
 from envbus.bus.embedded import EmbeddedNats
 from envbus.provision import certificates

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from shared_nats import free_port
+from tcp_server import free_port
 
 from envbus.provision.access import AccessSpec, Details, Limits, Listen, Tls, read_access_file
 

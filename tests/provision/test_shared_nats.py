@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from pydantic import SecretStr
-from shared_nats import Share, SharedNats, free_port
+from shared_nats import Share, SharedNats
+from tcp_server import free_port
 
 from envbus import ClientSettings, NATSEnvClient
 from envbus.bus.address import BusOptions

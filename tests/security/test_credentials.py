@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attacked_bus import AttackedBus, free_port, generated, new_seed, public_key
-from tcp_server import tcp_server
+from attacked_bus import AttackedBus, generated, new_seed, public_key
+from tcp_server import free_port, tcp_server
 from wire import RefusedError, Wire
 
 from envbus.bus.address import BusOptions, resolve_bus_options

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from attacked_bus import ITS, MODES, Access, AttackedBus, becomes, free_port, generated, inbox_prefix
+from attacked_bus import ITS, MODES, Access, AttackedBus, becomes, generated, inbox_prefix
+from tcp_server import free_port
 
 from envbus.bus.address import BusOptions, resolve_bus_options
 from envbus.bus.codec import decode_map, encode
